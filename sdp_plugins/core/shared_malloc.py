@@ -23,6 +23,8 @@ from .native_api import all_agree
 
 log = logging.getLogger("sdp_plugins.core")
 
+LARGE_NBYTES = MIB
+"""From this size on, blocks are large; `kLeastBytes` of the library."""
 _UNIT = 2 * MIB
 _MAPS = Path("/proc/self/maps")
 _NO_ACCESS = 0

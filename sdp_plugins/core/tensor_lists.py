@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from .buffers import Buffer, BufferLike, as_buffer
-from .config import MIB
 from .dtypes import DType
 from .errors import CollectiveMismatchError
 from .fusion import FusionBuffer
 from .group import Group
 from .rank_names import name_ranks
+from .shared_malloc import LARGE_NBYTES
 
-IN_PLACE_NBYTES = 4 * MIB
-"""From this size on, an operation of its own costs less than copies."""
 MOST_PLANS = 256
 """Frameworks without fixed shapes have a plan for each length, and could fill the memory."""
 _ARRAYS_HINT = (
@@ -43,8 +40,8 @@ class FusedAllReduce:
         Args:
             group: The ranks.
             in_place: Whether large tensors lie in registered memory, on all ranks; see
-                ``shared_malloc``. Then `by_bucket` gives each an operation of its own, as one on
-                several tensors copies them.
+                ``shared_malloc``. Then `by_bucket` reduces none of them together with small ones,
+                because of which all would be copied.
         """
         self._group = group
         self.world_size = group.world_size
@@ -96,16 +93,17 @@ class FusedAllReduce:
             The results, in the order of the tensors.
         """
         reduced: list[Any] = [None] * len(tensors)
-        largest = IN_PLACE_NBYTES - 1 if self._in_place else sys.maxsize
-        fused = {
-            index: (n, dtype)
-            for index, (n, dtype) in enumerate(sizes)
-            if n is not None and n * dtype.itemsize <= largest
-        }
-        indices = list(fused)
-        plan = self.plan(list(fused.values()), op).buckets
-        buckets = [[indices[place] for place in members] for members in plan]
-        buckets += [[index] for index in range(len(sizes)) if index not in fused]
+        least = LARGE_NBYTES if self._in_place else 0
+        buckets = [[index] for index, (n, _) in enumerate(sizes) if n is None]
+        for large in (False, True):
+            fused = {
+                index: (n, dtype)
+                for index, (n, dtype) in enumerate(sizes)
+                if n is not None and (n * dtype.itemsize >= least) == large
+            }
+            indices = list(fused)
+            plan = self.plan(list(fused.values()), op).buckets
+            buckets += [[indices[place] for place in members] for members in plan]
         for members in sorted(buckets, key=max):  # in the order in which they can complete
             results = reduce([tensors[index] for index in members])
             for index, result in zip(members, results, strict=True):

@@ -1,5 +1,8 @@
 // all_reduce against the reference, bit for bit: types, reductions, pieces, staging areas.
+#include <array>
+#include <cstring>
 #include <random>
+#include <set>
 
 #include "check.hpp"
 #include "ranks.hpp"
@@ -87,6 +90,66 @@ TEST(every_type_and_reduction_has_the_reference_s_bits_on_all_paths) {
           results[static_cast<std::size_t>(r)] = buffer;
         });
         CHECK(results[0] == results[1] && results[1] == results[2]);
+      }
+    }
+  }
+}
+
+// `n` pieces with gaps between them, in turn in either of two areas, cut elsewhere for each seed.
+std::vector<Piece> spread(const Bytes& whole, std::size_t item, std::size_t n, std::uint32_t seed,
+                          std::array<std::byte*, 2> areas) {
+  std::mt19937 random(seed);
+  std::set<std::size_t> ends{whole.size() / item};
+  while (ends.size() < n) ends.insert(1 + random() % (whole.size() / item));
+  std::vector<Piece> pieces;
+  std::size_t at = 0;
+  for (const std::size_t end : ends) {
+    std::byte*& area = areas[pieces.size() % 2];
+    const std::size_t nbytes = (end - at) * item;
+    std::memcpy(area, whole.data() + at * item, nbytes);
+    pieces.push_back({area, end - at});
+    area += nbytes + item;
+    at = end;
+  }
+  return pieces;
+}
+
+TEST(pieces_in_registered_memory_are_reduced_in_place) {
+  constexpr std::size_t kBytes = 184'320, kArea = kBytes + 8 * kMostRuns;
+  std::uint32_t seed = 50'000;
+  for (int size = 1; size <= kMostRanks; ++size) {
+    World world(size);
+    std::vector<std::array<std::byte*, 2>> areas;
+    for (int r = 0; r < size; ++r) {
+      Communicator& communicator = *world[r].communicator;
+      areas.push_back({communicator.allocate(kArea).data, communicator.allocate(kArea).data});
+    }
+    for (const Reduction& reduction : kReductions) {
+      for (const std::size_t n : {std::size_t{1}, std::size_t{6}, kMostRuns, kMostRuns + 1}) {
+        seed += 10;
+        world.each([&](int r, Rank& rank) {
+          const std::size_t item = itemsize(reduction.dtype);
+          const std::uint32_t my_seed = seed + static_cast<std::uint32_t>(r);
+          const Bytes input = reference::sample(reduction.dtype, kBytes / item, my_seed);
+          const auto run = [&](std::vector<Piece> pieces) {
+            Request made = ranks::request(Op::all_reduce, reduction.dtype);
+            made.reduce_op = reduction.op;
+            made.factor = r - 1.5;
+            made.recvs = std::move(pieces);
+            rank.run(std::move(made));
+          };
+          Bytes whole = input;
+          run({{whole.data(), kBytes / item}});
+          const std::vector<Piece> pieces =
+              spread(input, item, n, my_seed, areas[static_cast<std::size_t>(r)]);
+          run(pieces);
+          check_path(rank, n <= kMostRuns ? Path::zero_copy : Path::staged);
+          Bytes result;
+          for (const Piece& piece : pieces) {
+            result.insert(result.end(), piece.data, piece.data + piece.count * item);
+          }
+          CHECK(reference::same(reduction.dtype, result, whole));
+        });
       }
     }
   }

@@ -256,27 +256,37 @@ TEST(ready_waits_for_nobody) {
   });
 }
 
-TEST(buckets_are_staged_but_a_registered_tensor_alone_is_reduced_in_place) {
+// Tensors in registered memory, apart from each other, elsewhere on each rank. A fusion buffer of
+// them is reduced in place, unless one tensor lies elsewhere on one rank, or was not ready.
+TEST(registered_tensors_are_reduced_in_place) {
+  enum class Case { all_registered, one_elsewhere, one_absent };
+  constexpr std::size_t kTensors = 3, kCount = 5'000, kBytes = kCount * 4;
   World world(2);
   world.each([&](int r, Rank& rank) {
-    std::byte* const registered = rank.communicator->allocate(80'000).data;
-    for (std::size_t n_tensors : {2, 1}) {
-      const Specs specs(n_tensors, {20'000 / n_tensors, DType::float32});
-      const std::size_t nbytes = 80'000 / n_tensors;
+    std::byte* const registered = rank.communicator->allocate((kTensors + 1) * 2 * kBytes).data;
+    const Specs specs(kTensors, {kCount, DType::float32});
+    FusionBuffer buffer = make(rank, specs, 131'072);
+    CHECK_EQ(buffer.plan().buckets().size(), 1);
+    for (const Case which : {Case::all_registered, Case::one_elsewhere, Case::one_absent}) {
       Gradients gradients(specs);
       gradients.fill(r, 0);
-      FusionBuffer buffer = make(rank, specs, 131'072);
-      CHECK_EQ(buffer.plan().buckets().size(), 1);
-      for (std::size_t t = 0; t < n_tensors; ++t) {
-        std::memcpy(registered + t * nbytes, gradients.data(t), nbytes);
-        buffer.ready(t, registered + t * nbytes);
+      const std::size_t ready = which == Case::one_absent ? kTensors - 1 : kTensors;
+      std::vector<std::byte*> places;
+      for (std::size_t t = 0; t < ready; ++t) {
+        places.push_back(registered + (2 * t + static_cast<std::size_t>(r)) * kBytes);
+        if (which == Case::one_elsewhere && r == 1 && t == 1) places[t] = gradients.data(t);
+        std::memmove(places[t], gradients.data(t), kBytes);
+        buffer.ready(t, places[t]);
       }
       buffer.finish(nothing);
-      CHECK(rank.communicator->last_path() == (n_tensors == 1 ? Path::zero_copy : Path::staged));
-      for (std::size_t t = 0; t < n_tensors; ++t) {
-        std::memcpy(gradients.data(t), registered + t * nbytes, nbytes);
+      CHECK(rank.communicator->last_path() ==
+            (which == Case::all_registered ? Path::zero_copy : Path::staged));
+      for (std::size_t t = 0; t < ready; ++t) {
+        std::memmove(gradients.data(t), places[t], kBytes);
       }
-      gradients.check([&](std::size_t t, std::size_t i) { return sum(2, 0, t, i); });
+      gradients.check([&](std::size_t t, std::size_t i) {
+        return t < ready ? sum(2, 0, t, i) : value(r, 0, t, i);
+      });
     }
   });
 }

@@ -89,6 +89,7 @@ std::vector<Range> reachable(World& world) {
     all.push_back({reinterpret_cast<std::byte*>(theirs.splits(parity)), 2 * sizeof(std::uint64_t)});
     all.push_back(
         {reinterpret_cast<std::byte*>(theirs.expected(parity)), 2 * sizeof(std::uint64_t)});
+    all.push_back({reinterpret_cast<std::byte*>(theirs.runs(parity)), 2 * sizeof(Run)});
     all.push_back({theirs.inline_payload(parity), kInlineBytes});
   }
   for (std::size_t slot = 0; slot < kSlots; ++slot) {
@@ -208,7 +209,7 @@ void announce(World& world, const Request& request, Draw& draw) {
   piece = 0;
   for (const Piece& part : request.recvs) theirs.expected(1)[piece++] = part.count;
   record.inlined = nbytes <= kInlineBytes;
-  record.registered = below(draw, 8) == 0;
+  record.runs = below(draw, 8) == 0;
   theirs.announcement(1) = record;
 }
 
@@ -322,10 +323,15 @@ TEST(messages_about_registered_memory) {
     announce(world, request, draw);
     for (std::uint64_t n = below(draw, 5); n > 0; --n) send_letter(world, draw);
     Announcement& record = world[1].communicator->peers().own().announcement(1);
-    record.registered = 1;
+    record.runs = static_cast<std::uint16_t>(below(draw, 4) ? 1 + below(draw, 3) : word(draw));
     record.pieces = 0;
-    record.region = below(draw, 4) ? below(draw, 3) : word(draw);
-    record.offset = below(draw, 2) ? 0 : word(draw);
+    for (std::size_t i = 0, left = count; i < std::min<std::size_t>(record.runs, 3); ++i) {
+      const std::uint64_t n = i + 1 == record.runs ? left : below(draw, left + 1);
+      left -= n;
+      world[1].communicator->peers().own().runs(1)[i] = {
+          below(draw, 4) ? below(draw, 3) : word(draw), below(draw, 2) ? 0 : word(draw),
+          below(draw, 4) ? n : word(draw)};
+    }
     record.region_version = word(draw);
     world[1].header().step.publish(1000);
     may_fail([&] { world[0].run(request); });

@@ -1,6 +1,8 @@
 // Like test_malformed_announcements.cpp, for messages about registered memory and places in it.
 #include <fcntl.h>
 
+#include <algorithm>
+
 #include "check.hpp"
 #include "malformed.hpp"
 #include "ranks.hpp"
@@ -22,9 +24,9 @@ void send_message(int socket, const void* data, std::size_t nbytes, int file) {
 }
 
 // Rank 0 reduces registered memory; rank 1 says `message`, attaches `file`, and claims that its
-// buffer lies at `place`.
+// buffer lies in `runs`.
 std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int file,
-                                   RegionPlace place) {
+                                   const std::vector<Run>& runs) {
   World world(2);
   const auto memory = world[0].communicator->allocate(kLarge * 4);
   send_message(world[1].communicator->peers().socket(0), message, nbytes, file);
@@ -33,9 +35,8 @@ std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int 
   Announcement& announcement = theirs.announcement(1);
   announcement.seq = 1;
   announcement.operation = request.signature();
-  announcement.registered = true;
-  announcement.region = place.region;
-  announcement.offset = place.offset;
+  announcement.runs = static_cast<std::uint16_t>(runs.size());
+  std::copy_n(runs.begin(), std::min(runs.size(), kMostRuns), theirs.runs(1));
   announcement.region_version = 1;
   theirs.header().step.publish(1'000);
   request.timeout_s = 0.3;
@@ -48,7 +49,7 @@ std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int 
 TEST(an_honest_region_passes) {
   const FileDescriptor file = ranks::file_of(kLarge * 4);
   const Message message{7, kLarge * 4, 0};
-  const auto failure = meet_region(&message, sizeof message, file.get(), {7, 0});
+  const auto failure = meet_region(&message, sizeof message, file.get(), {{7, 0, kLarge}});
   CHECK_EQ(failure ? failure->what() : std::string(), "");
 }
 
@@ -58,7 +59,8 @@ TEST(messages_of_another_size) {
   for (std::size_t nbytes : {1, 8, 31, 33, 200}) {
     for (int attached : {-1, file.get()}) {
       const int before = ranks::open_files();
-      expect_failure(meet_region(bytes.data(), nbytes, attached, {7, 0}), FailureKind::mismatch,
+      expect_failure(meet_region(bytes.data(), nbytes, attached, {{7, 0, kLarge}}),
+                     FailureKind::mismatch,
                      "rank 1 sent a malformed message about registered memory");
       CHECK_EQ(ranks::open_files(), before);
     }
@@ -68,7 +70,7 @@ TEST(messages_of_another_size) {
 TEST(regions_without_a_file_or_beyond_its_end) {
   const FileDescriptor file = ranks::file_of(kLarge * 4);
   const auto claim = [&](Message message, int attached) {
-    return meet_region(&message, sizeof message, attached, {7, 0});
+    return meet_region(&message, sizeof message, attached, {{7, 0, kLarge}});
   };
   expect_failure(claim({7, kLarge * 4, 0}, -1), FailureKind::mismatch, "without a file");
   for (Message message : {Message{7, kLarge * 4 + 1, 0}, Message{7, kMost, 0}, Message{7, kMost, 1},
@@ -85,7 +87,8 @@ TEST(places_outside_of_the_region) {
   const FileDescriptor file = ranks::file_of(kLarge * 4 + 4096);
   const Message message{7, kLarge * 4 + 4096, 0};
   const auto claim = [&](RegionPlace place) {
-    return meet_region(&message, sizeof message, file.get(), place);
+    return meet_region(&message, sizeof message, file.get(),
+                       {{place.region, place.offset, kLarge}});
   };
   CHECK(!claim({7, 4096}));
   const char* outside = "rank 1 sent a range outside its region";
@@ -96,6 +99,34 @@ TEST(places_outside_of_the_region) {
     expect_failure(claim({region, 0}), FailureKind::mismatch,
                    "rank 1 announced memory that it has not registered");
   }
+}
+
+TEST(runs_that_are_not_the_buffer) {
+  const FileDescriptor file = ranks::file_of(kLarge * 4);
+  const Message message{7, kLarge * 4, 0};
+  const auto claim = [&](const std::vector<Run>& runs) {
+    return meet_region(&message, sizeof message, file.get(), runs);
+  };
+  const std::uint64_t half = kLarge / 2;
+  CHECK(!claim({{7, half * 4, half}, {7, 0, half}}));
+  CHECK(!claim({{7, 0, 0}, {7, 0, kLarge}, {7, kLarge * 4, 0}}));
+  const char* impossible = "rank 1 announced impossible pieces";
+  for (const std::vector<Run>& runs : std::vector<std::vector<Run>>{
+           {{7, 0, kLarge - 1}},
+           {{7, 0, kLarge + 1}},
+           {{7, 0, kMost}},
+           {{7, 0, kHuge}},
+           {{7, 0, half}, {7, half * 4, half - 1}},
+           {{7, 0, half}, {7, half * 4, half}, {7, 0, 1}},
+           {{7, 0, half}, {7, half * 4, kMost}, {7, 0, half + 1}},  // as many, in 64 bits
+           std::vector<Run>(kMostRuns + 1, {7, 0, 1}),
+       }) {
+    expect_failure(claim(runs), FailureKind::mismatch, impossible);
+  }
+  expect_failure(claim({{7, 0, half}, {8, 0, half}}), FailureKind::mismatch,
+                 "rank 1 announced memory that it has not registered");
+  expect_failure(claim({{7, 0, half}, {7, half * 4 + 4, half}}), FailureKind::mismatch,
+                 "rank 1 sent a range outside its region");
 }
 
 TEST(a_region_that_was_taken_back) {

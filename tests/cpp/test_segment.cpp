@@ -22,6 +22,8 @@ std::vector<Area> areas(const Layout& layout, int world_size) {
   for (int parity : {0, 1})
     all.push_back({layout.announcement(parity), sizeof(Announcement), kAlign});
   for (int parity : {0, 1}) all.push_back({layout.splits(parity), world * 8, kAlign});
+  for (int parity : {0, 1}) all.push_back({layout.expected(parity), world * 8, kAlign});
+  for (int parity : {0, 1}) all.push_back({layout.runs(parity), kMostRuns * sizeof(Run), kAlign});
   for (int parity : {0, 1}) all.push_back({layout.inline_payload(parity), kInlineBytes, kAlign});
   for (int slot = 0; slot < kSlots; ++slot) {
     all.push_back({layout.slot(slot), layout.slot_bytes(), kAlign});

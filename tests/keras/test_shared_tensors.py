@@ -11,11 +11,11 @@ import keras
 import numpy as np
 
 from sdp_plugins.core import Group
-from sdp_plugins.core.tensor_lists import IN_PLACE_NBYTES
+from sdp_plugins.core.shared_malloc import LARGE_NBYTES
 from sdp_plugins.keras import SMDDPStrategy
 from tests.keras.first_ranks import on_ranks
 
-LARGE = IN_PLACE_NBYTES // 4
+LARGE = LARGE_NBYTES // 4
 SHARING = ("tensorflow", "jax")
 
 
@@ -41,14 +41,15 @@ def reduced(group: Group, arrays: list[np.ndarray[Any, Any]]) -> list[Any]:
 
 
 @on_ranks(2, SHARING)
-def test_a_large_tensor_is_reduced_where_it_lies(rank: int, world: int) -> None:
+def test_large_tensors_are_reduced_together_where_they_lie(rank: int, world: int) -> None:
     for count, path in ((LARGE - 1, "staged"), (LARGE, "zero-copy")):
-        arrays = [np.arange(n, dtype=np.float32) + rank for n in (LARGE // 2, count)]
+        counts = (LARGE // 2, count, count + 1 if path == "zero-copy" else 9)
+        arrays = [np.arange(n, dtype=np.float32) + rank for n in counts]
         with Group.from_env(timeout_s=100) as group:
             for _ in range(3):
                 sums = [np.asarray(total) for total in reduced(group, arrays)]
                 assert group.last_path == path
-                for n, total in zip((LARGE // 2, count), sums, strict=True):
+                for n, total in zip(counts, sums, strict=True):
                     assert (total == 4 * np.arange(n) + 2).all()
 
 

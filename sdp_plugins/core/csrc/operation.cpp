@@ -52,30 +52,45 @@ void Operation::arrive(Announcement announcement) {
 }
 
 void Operation::announce_memory(Announcement& announcement, std::span<const Piece> pieces) const {
-  const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;
+  Run* const runs = own().runs(seq_);
+  std::size_t n = 0;
   for (const Piece& piece : pieces) {
     if (piece.count == 0) continue;
-    if (begin == nullptr) begin = end = piece.data;
-    if (piece.data != end) return;
-    end += piece.count * itemsize_;
+    const auto place = regions().find(piece.data, piece.count * itemsize_);
+    if (!place) return;
+    const bool follows = n > 0 && runs[n - 1].region == place->region &&
+                         runs[n - 1].offset + runs[n - 1].count * itemsize_ == place->offset;
+    if (follows) {
+      runs[n - 1].count += piece.count;
+    } else if (n < kMostRuns) {
+      runs[n++] = {place->region, place->offset, piece.count};
+    } else {
+      return;
+    }
   }
-  announcement.registered = begin == nullptr;  // there is nothing to map
-  if (begin == nullptr) return;
-  const auto place = regions().find(begin, static_cast<std::uint64_t>(end - begin));
-  if (!place) return;
-  announcement.registered = 1;
-  announcement.region = place->region;
-  announcement.offset = place->offset;
+  announcement.runs = static_cast<std::uint16_t>(n);
 }
 
 // A peer that has failed since its announcement may have freed the memory: its failure is thrown.
-std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
-  const RegionPlace place{announced(rank).region, announced(rank).offset};
-  if (std::byte* memory = regions().address(rank, place, nbytes)) return memory;
-  check_peers(step_ + 1);
-  fail(context_.peers.blame(FailureKind::mismatch, rank,
-                            " announced memory that it has not registered", Hint::other_call));
+std::vector<Piece> Operation::memory_of(int rank, std::uint64_t count,
+                                        std::size_t most_runs) const {
+  std::vector<Piece> memory;
+  const std::size_t n = std::min<std::size_t>(announced(rank).runs, most_runs);
+  std::uint64_t left = count;
+  for (std::size_t i = 0; i < n; ++i) {
+    const Run run = segment(rank).runs(seq_)[i];  // read once: the peer could change it at any time
+    if (run.count > left) break;
+    left -= run.count;
+    memory.push_back(
+        {regions().address(rank, {run.region, run.offset}, run.count * itemsize_), run.count});
+    if (memory.back().data != nullptr) continue;
+    check_peers(step_ + 1);
+    fail(context_.peers.blame(FailureKind::mismatch, rank,
+                              " announced memory that it has not registered", Hint::other_call));
+  }
+  if (left == 0 && memory.size() == n) return memory;
+  fail(context_.peers.blame(FailureKind::mismatch, rank, " announced impossible pieces",
+                            Hint::other_call));
 }
 
 // Exact, because all ranks of the node share one clock; unknown if a rank does not record.

@@ -58,12 +58,13 @@ class Operation {
   std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
 
   Announcement announcement() const;  // the fields that all collectives announce
-  // Adds the place of the pieces if they are one run of registered memory.
+  // Adds the places of the pieces if all lie in registered memory, in at most `kMostRuns` runs.
   void announce_memory(Announcement& announcement, std::span<const Piece> pieces) const;
   // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
   void arrive(Announcement announcement);
-  // Address in this process of the `nbytes` of registered memory that a peer has announced.
-  std::byte* memory_of(int rank, std::uint64_t nbytes) const;
+  // Where the `count` elements of registered memory that a peer has announced lie in this process.
+  std::vector<Piece> memory_of(int rank, std::uint64_t count,
+                               std::size_t most_runs = kMostRuns) const;
   // Reads or writes peers' registered memory. Throws the failure of a rank that has given up or
   // closed the group, because its program may use that memory again. See `Peers::await_access`.
   template <class Access>

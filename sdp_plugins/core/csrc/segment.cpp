@@ -9,6 +9,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
 }
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kAnnouncementsAt = 1024;
+constexpr std::size_t kRunsBytes = round_up(kMostRuns * sizeof(Run), kAlign);
 constexpr std::size_t kSplitsAt = kAnnouncementsAt + 2 * kAlign;
 }  // namespace
 
@@ -28,8 +29,11 @@ std::size_t Layout::splits(int parity) const {
 std::size_t Layout::expected(int parity) const {
   return splits(2) + static_cast<std::size_t>(parity) * splits_bytes_;
 }
+std::size_t Layout::runs(int parity) const {
+  return expected(2) + static_cast<std::size_t>(parity) * kRunsBytes;
+}
 std::size_t Layout::inline_payload(int parity) const {
-  return round_up(expected(2), kPage) + static_cast<std::size_t>(parity) * kInlineBytes;
+  return round_up(runs(2), kPage) + static_cast<std::size_t>(parity) * kInlineBytes;
 }
 std::size_t Layout::slot(int index) const {
   return inline_payload(2) + static_cast<std::size_t>(index) * slot_bytes_;

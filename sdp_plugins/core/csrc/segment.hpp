@@ -1,7 +1,7 @@
 // The shared memory of one rank: a memory file (memfd: no name, nothing left after SIGKILL).
 //
-//   Header | Announcement x 2 | splits x 2 | expected x 2 | inline payload x 2 | staging slots |
-//   point-to-point rings | flight recorder
+//   Header | Announcement x 2 | splits x 2 | expected x 2 | runs x 2 | inline payload x 2 |
+//   staging slots | point-to-point rings | flight recorder
 //
 // Even and odd operations alternate between the two copies of each area before the slots. Two
 // suffice: a rank cannot be more than one operation ahead of any other, because each operation
@@ -20,11 +20,12 @@
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x30316b6c61706473;  // "sdpalk10"
+inline constexpr std::uint64_t kMagic = 0x31316b6c61706473;  // "sdpalk11"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
 inline constexpr std::size_t kRingBytes = 256 * 1024;
+inline constexpr std::size_t kMostRuns = 256;
 
 enum class PeerState : std::uint32_t { open, left, failed };
 
@@ -32,17 +33,23 @@ enum class PeerState : std::uint32_t { open, left, failed };
 struct Announcement {
   std::uint64_t seq;      // in this group
   OpSignature operation;  // of a step: with the number of the larger group's operation
-  // Flags; not bool, because a peer may have written anything.
-  std::uint8_t inlined;          // the whole payload lies in this segment's inline area
-  std::uint8_t registered;       // the buffer lies in memory that the peers can map
+  // Whether the whole payload lies in this segment's inline area; not bool, because a peer may have
+  // written anything.
+  std::uint8_t inlined;
   std::uint16_t pieces;          // number of pieces that the rank shows; `splits` has their lengths
+  std::uint16_t runs;            // number of `runs` that are the buffer; 0: peers can't map it
   double factor;                 // PREMUL_SUM: factor of this rank's values
-  std::uint64_t region;          // registered: the region
-  std::uint64_t offset;          // registered: offset in the region in bytes
   std::uint64_t region_version;  // number of messages about regions to the peers so far
   std::int64_t arrived_ns;       // when the rank began the operation; 0: it does not record
 };
 static_assert(sizeof(Announcement) <= kAlign);
+
+// Elements of a buffer that follow each other in registered memory, which the peers can map.
+struct Run {
+  std::uint64_t region;
+  std::uint64_t offset;  // in the region, in bytes
+  std::uint64_t count;
+};
 
 struct Header {
   std::uint64_t magic;
@@ -73,6 +80,7 @@ class Layout {
   std::size_t announcement(int parity) const;
   std::size_t splits(int parity) const;
   std::size_t expected(int parity) const;
+  std::size_t runs(int parity) const;
   std::size_t inline_payload(int parity) const;
   std::size_t slot(int index) const;
   std::size_t slot_bytes() const { return slot_bytes_; }
@@ -100,6 +108,7 @@ class Segment {
   std::uint64_t* expected(std::uint64_t seq) const {
     return at<std::uint64_t>(layout_->expected(seq & 1));
   }
+  Run* runs(std::uint64_t seq) const { return at<Run>(layout_->runs(seq & 1)); }
   std::byte* inline_payload(std::uint64_t seq) const {
     return at<std::byte>(layout_->inline_payload(seq & 1));
   }

@@ -3,6 +3,7 @@
 // The three paths give the same bits (one tree, see reduction_tree.hpp). Large buffers are divided
 // into N equal shards, and rank r is the server of shard r, as in SMDDP's balanced fusion buffers:
 // every rank reads and writes the same number of bytes.
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -69,12 +70,12 @@ class AllReduce {
   // Announces the place of the buffer; returns whether all ranks' buffers can be mapped.
   bool announce(std::size_t nbytes) {
     Announcement announcement = op_.announcement();
-    if (pieces_.size() == 1) op_.announce_memory(announcement, pieces_);
+    op_.announce_memory(announcement, pieces_);
     op_.arrive(announcement);
 
     bool all_registered = true;
     for (int r = 0; r < op_.world_size(); ++r) {
-      all_registered = all_registered && op_.announced(r).registered;
+      all_registered = all_registered && op_.announced(r).runs != 0;
     }
     const Path path = choose_path(op_.request().op, false, nbytes, all_registered);
     op_.set_path(path);
@@ -85,21 +86,36 @@ class AllReduce {
   // beginning and at the end.
   void zero_copy() {
     const Range mine = shards().shard(op_.rank());
-    std::vector<std::byte*> shards;
+    std::vector<std::vector<Piece>> memory(static_cast<std::size_t>(op_.world_size()));
+    std::vector<PieceList> buffers;
     for (int r = 0; r < op_.world_size(); ++r) {
-      std::byte* base = pieces_[0].data;
-      if (r != op_.rank()) base = op_.memory_of(r, buffer_.count() * item_);
-      shards.push_back(base + mine.begin * item_);
+      auto& pieces = memory[static_cast<std::size_t>(r)];
+      if (r != op_.rank()) pieces = op_.memory_of(r, buffer_.count());
+      buffers.push_back(r == op_.rank() ? buffer_ : PieceList(pieces, item_));
     }
     const auto reduce = [&](Range part) {
-      std::vector<std::byte*> outputs;
-      for (std::byte* shard : shards) outputs.push_back(shard + part.begin * item_);
-      const std::vector<const std::byte*> sources(outputs.begin(), outputs.end());
-      reducer().run(sources, outputs, part.count);
+      reduce_in_place(buffers, {mine.begin + part.begin, part.count});
     };
     op_.access_peer_memory([&] { op_.divide(mine.count, reduce); });
     op_.publish();
     op_.await_all();
+  }
+
+  // The ranks' buffers may be cut at different elements.
+  void reduce_in_place(std::span<const PieceList> buffers, Range range) const {
+    Reducer reducer = this->reducer();
+    std::vector<std::byte*> outputs(buffers.size());
+    std::vector<const std::byte*> sources(buffers.size());
+    for (std::size_t done = 0; done < range.count;) {
+      std::size_t n = range.count - done;
+      for (std::size_t r = 0; r < buffers.size(); ++r) {
+        const Piece run = buffers[r].from(range.begin + done);
+        sources[r] = outputs[r] = run.data;
+        n = std::min(n, run.count);
+      }
+      reducer.run(sources, outputs, n);
+      done += n;
+    }
   }
 
   // In each round: shows the parts that other ranks serve, reduces this rank's part from all ranks,

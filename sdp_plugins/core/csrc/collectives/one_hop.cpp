@@ -109,7 +109,7 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
                                Hint::other_call));
     }
     most_bytes = std::max(most_bytes, shown_by(r) * op.itemsize());
-    all_registered = all_registered && (op.announced(r).registered != 0 || shown_by(r) == 0);
+    all_registered = all_registered && (op.announced(r).runs == 1 || shown_by(r) == 0);
     for (std::uint64_t length : offers_.back()) {
       rounds_ = std::max(rounds_, Shards::ceil_div(length, chunk(n_pieces(r))));
     }
@@ -128,7 +128,7 @@ void OneHop::find_places() {
   for (int r = 0; r < op_.world_size(); ++r) {
     const std::uint64_t count = shown_by(r);
     const bool elsewhere = r != op_.rank() && count > 0;
-    places_.push_back(elsewhere ? op_.memory_of(r, count * op_.itemsize()) : nullptr);
+    places_.push_back(elsewhere ? op_.memory_of(r, count, 1)[0].data : nullptr);
   }
 }
 

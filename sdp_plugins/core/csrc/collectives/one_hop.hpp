@@ -2,7 +2,7 @@
 // those that they need. Small payloads are part of the announcement (one synchronization). Larger
 // ones go through the staging slots in rounds; showing in one round overlaps taking in the previous
 // round. The steps of a larger group's operations take pieces directly from registered memory if
-// all ranks show registered memory.
+// each rank's lie in one run of registered memory.
 #pragma once
 
 #include <span>

@@ -24,15 +24,20 @@ class PieceList {
   // number of elements of the range before the run.
   template <class Visit>
   void each(Range range, Visit&& visit) const {
-    auto piece = static_cast<std::size_t>(
-        std::upper_bound(ends_.begin(), ends_.end(), range.begin) - ends_.begin());
-    for (std::size_t done = 0; done < range.count; ++piece) {
-      const std::size_t at = range.begin + done;
-      const std::size_t skip = at - (ends_[piece] - pieces_[piece].count);
-      const std::size_t n = std::min(ends_[piece] - at, range.count - done);
-      if (n > 0) visit(pieces_[piece].data + skip * itemsize_, n, done);
+    for (std::size_t done = 0; done < range.count;) {
+      const Piece run = from(range.begin + done);
+      const std::size_t n = std::min(run.count, range.count - done);
+      visit(run.data, n, done);
       done += n;
     }
+  }
+
+  // The rest of the piece that has an element, from this one on.
+  Piece from(std::size_t element) const {
+    const auto piece = static_cast<std::size_t>(
+        std::upper_bound(ends_.begin(), ends_.end(), element) - ends_.begin());
+    const std::size_t left = ends_[piece] - element;
+    return {pieces_[piece].data + (pieces_[piece].count - left) * itemsize_, left};
   }
 
  private:

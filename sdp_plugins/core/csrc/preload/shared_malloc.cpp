@@ -22,7 +22,7 @@
 
 namespace {
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLeastBytes = 1 << 20;
+constexpr std::size_t kLeastBytes = 1 << 20;  // LARGE_NBYTES in shared_malloc.py
 constexpr std::size_t kMostAlignment = 2 << 20;
 
 // Whether this thread looks for a function of the next library. That may free the text of an
