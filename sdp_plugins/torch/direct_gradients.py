@@ -303,7 +303,8 @@ def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
             "pass it gradient_as_bucket_view=True."
         )
     passes = _Passes()
-    views: dict[Tensor, _BucketView] = {p: _BucketView(passes, p) for p in model.parameters()}
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    views: dict[Tensor, _BucketView] = {weight: _BucketView(passes, weight) for weight in trained}
     direct = DirectGradients(model, {weight: view.find for weight, view in views.items()})
     direct.hooks.append(model.register_forward_hook(passes.after_forward))
     for weight, destination in direct.destinations.items():

@@ -106,6 +106,34 @@ def test_in_buckets_over_gloo(rank_pool: Any) -> None:
     rank_pool(2).run(in_buckets_over_gloo)
 
 
+def freeze(rank: int, world: int) -> None:
+    """Frozen layers are left alone, also those that are frozen later."""
+    with process_group():
+        models = []
+        for writes_directly in True, False:
+            model = make()
+            model.wide.requires_grad_(False)
+            ddp = wrap(model, writes_directly, find_unused_parameters=True)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+            for step in range(4):
+                model.bare.requires_grad_(step != 2)
+                with writes([0, 0, 2, 3][step] if writes_directly else 0):
+                    ddp(words(rank, step)).backward()
+                optimizer.step()
+                ddp.zero_grad()
+            assert changed_layers(ddp) == (
+                {f"module.{name}" for name in ("embedding", "bare", "scores")}
+                if writes_directly
+                else set()
+            )
+            models.append(model)
+        assert_same_weights(*models)
+
+
+def test_frozen_layers(rank_pool: Any) -> None:
+    rank_pool(2).run(freeze)
+
+
 def keep(rank: int, world: int) -> None:
     """Gradients that a program holds are its own, as with other layers."""
     with process_group():
