@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import wrapt
 from packaging.specifiers import SpecifierSet
 
 from sdp_plugins.core.config import (
@@ -33,7 +34,7 @@ from sdp_plugins.core.config import (
     take_sagemaker_flag,
 )
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.huggingface import sharded
+from sdp_plugins.huggingface import direct_gradients, sharded
 from sdp_plugins.torch.backend_name import BACKEND
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
         if state.device is None:  # no index: transformers 4.48 to 4.57 cannot resume on cpu:0
             state.device = torch.device("cpu")
         take_sagemaker_flag()
+        wrapt.register_post_import_hook(direct_gradients.patch_accelerate, "accelerate.accelerator")
         return BACKEND, cpu_type
 
     return prepare_backend

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import wrapt
 
+from sdp_plugins.huggingface.method_patch import replace
 from sdp_plugins.torch.backend_name import BACKEND
 
 SHARDED = "smddp_sharded"
@@ -44,28 +45,12 @@ def patch_state(partial_state: Any) -> None:
 def patch_accelerate(module: Any) -> None:
     """Replace what wraps models, prepares optimizers and accumulates gradients."""
     for ours in prepare_model, prepare_optimizer, no_sync, clip_grad_norm_, clip_grad_value_:
-        replace(module.Accelerator, ours.__name__, ours)
+        replace(module.Accelerator, ours.__name__, ours, is_chosen)
 
 
 def patch_trainer(module: Any) -> None:
     """Replace what saves the optimizer."""
-    replace(module.Trainer, "_save_optimizer_and_scheduler", save_optimizer)
-
-
-def replace(owner: type, name: str, ours: Callable[..., Any]) -> None:
-    """Replace a method by one that gets it as the first argument; a second time changes nothing."""
-    theirs = getattr(owner, name)
-    if hasattr(theirs, "_smddp"):
-        return
-
-    @functools.wraps(theirs)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_chosen():
-            return theirs(self, *args, **kwargs)
-        return ours(theirs, self, *args, **kwargs)
-
-    method._smddp = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
+    replace(module.Trainer, "_save_optimizer_and_scheduler", save_optimizer, is_chosen)
 
 
 def is_chosen() -> bool:

@@ -12,12 +12,18 @@ import torch.distributed as dist
 import transformers.training_args as of_arguments
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+    gather_object,
+)
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EvalPrediction, Trainer
 
 from sdp_plugins.torch import ProcessGroup
 from tests.huggingface.training import bert, digest, gaps, losses, rows, trainer
+from tests.torch.direct_nets import writes
 
 LARGE = 10_000  # elements of a bucket, and of nothing else that is reduced
 
@@ -94,6 +100,33 @@ def fit(backend: str, folder: str, arguments: dict[str, Any]) -> dict[str, Any]:
     predicted = made.predict(rows(7)).predictions
     found = {"losses": losses(made), "evaluations": evaluations, "digest": digest(made.model)}
     return {**found, "buckets": len(buckets), "predicted": predicted.tobytes()}
+
+
+@case
+def write_directly(backend: str, folder: str) -> tuple[Any, ...]:
+    """Training of a model with large layers, of which some are frozen, and an evaluation."""
+    made = trainer(folder, ddp_backend=backend, use_cpu=True, width=1024)
+    made.model.bert.encoder.layer[0].output.dense.requires_grad_(False)
+    made.model.bert.encoder.layer[0].attention.output.dense.requires_grad_(False)
+    with writes() as told:
+        made.train()
+    is_view = made.model_wrapped.gradient_as_bucket_view
+    evaluated = made.evaluate()["eval_loss"]
+    return losses(made), evaluated, digest(made.model), sum(told), is_view
+
+
+@case
+def own_options(backend: str) -> tuple[Any, ...]:
+    """What DistributedDataParallel gets of the options that a script gives to accelerate."""
+    options = DistributedDataParallelKwargs(bucket_cap_mb=3, find_unused_parameters=True)
+    group = InitProcessGroupKwargs(backend=backend)
+    found = []
+    for handlers in ([group, options], [group]):
+        accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
+        ddp = accelerator.prepare(torch.nn.Linear(2, 2))
+        found += [ddp.gradient_as_bucket_view, ddp.find_unused_parameters, ddp.bucket_bytes_cap]
+        assert accelerator.prepare_model(ddp.module, evaluation_mode=True) is ddp.module
+    return *found, options.gradient_as_bucket_view
 
 
 @case

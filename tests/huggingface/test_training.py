@@ -38,6 +38,20 @@ def test_accumulated_gradients_are_reduced_once(rank_pool: Pool, tmp_path: Path)
     assert ours == gloos
 
 
+def test_large_layers_write_into_buckets(rank_pool: Pool, tmp_path: Path) -> None:
+    ours, gloos = on_both(rank_pool, cases.write_directly, str(tmp_path))
+    for rank, of_gloo in zip(ours, gloos, strict=True):
+        assert rank[:3] == of_gloo[:3] == ours[0][:3]
+        assert rank[3:] == (2 * 8, True)  # eight layers, from the third of four steps on
+        assert of_gloo[3:] == (0, False)
+
+
+def test_options_of_ddp_stay(rank_pool: Pool) -> None:
+    ours, gloos = on_both(rank_pool, cases.own_options)
+    assert ours == [(True, True, 3 * 2**20, True, False, 25 * 2**20, False)] * 2
+    assert gloos == [(False, True, 3 * 2**20, False, False, 25 * 2**20, False)] * 2
+
+
 def test_resumed_training_is_the_same(rank_pool: Pool, tmp_path: Path) -> None:
     for whole, resumed in rank_pool(2).run(cases.stop_and_resume, "smddp", str(tmp_path)):
         assert whole == resumed

@@ -37,15 +37,15 @@ def gaps(batch: list[Tensor]) -> dict[str, Tensor]:
     return {"input_ids": torch.where(asked, MASK, tokens), "labels": labels}
 
 
-def bert() -> BertForMaskedLM:
+def bert(width: int = 64) -> BertForMaskedLM:
     """Two layers, with dropout."""
     torch.manual_seed(3)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": TOKENS}
-    config = BertConfig(vocab_size=300, hidden_size=64, intermediate_size=128, **sizes)
+    config = BertConfig(vocab_size=300, hidden_size=width, intermediate_size=128, **sizes)
     return BertForMaskedLM(config)
 
 
-def trainer(folder: str, rows_count: int = 64, **arguments: Any) -> Trainer:
+def trainer(folder: str, rows_count: int = 64, width: int = 64, **arguments: Any) -> Trainer:
     """A Trainer with these arguments."""
     given = {
         "output_dir": folder,
@@ -61,7 +61,7 @@ def trainer(folder: str, rows_count: int = 64, **arguments: Any) -> Trainer:
         **arguments,
     }
     return Trainer(
-        bert(),
+        bert(width),
         TrainingArguments(**given),
         data_collator=gaps,
         train_dataset=rows(rows_count),
