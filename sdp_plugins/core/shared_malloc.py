@@ -69,8 +69,8 @@ def _file(group: Group, framework: ModuleType) -> tuple[int, int, int] | None:
     except OSError as error:
         log.warning(
             "%slarge tensors are copied, as they cannot lie in memory that the ranks share: %s. "
-            "Hint: raise the limit on address space (ulimit -v), or set SDP_REGISTER=0 to silence "
-            "this.",
+            "Hint: raise the limit (ulimit -v for address space, -f for files), or set "
+            "SDP_REGISTER=0 to silence this.",
             *(group.error_prefix, error.strerror),
         )
         return None

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import wrapt
 from packaging.specifiers import SpecifierSet
 
 from sdp_plugins.core.config import (
@@ -110,7 +109,7 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
         if state.device is None:  # no index: transformers 4.48 to 4.57 cannot resume on cpu:0
             state.device = torch.device("cpu")
         take_sagemaker_flag()
-        wrapt.register_post_import_hook(direct_gradients.patch_accelerate, "accelerate.accelerator")
+        direct_gradients.patch()
         return BACKEND, cpu_type
 
     return prepare_backend

@@ -88,7 +88,8 @@ class JaxCollectives:
 
             return io_callback(reduce, shapes, *operands)  # type: ignore[no-any-return]
         # Without side effects, as XLA's own collectives: all ranks run the same program, and JAX
-        # starts programs with effects from Python, which takes milliseconds for 300 arrays.
+        # starts programs with effects from Python, which takes milliseconds for 300 arrays. JAX may
+        # repeat such a call in a backward pass (`jax.checkpoint`), out of turn: call it outside.
         call = jax.ffi.ffi_call(
             TARGET,
             shapes,

@@ -23,7 +23,7 @@ from transformers import EvalPrediction, Trainer
 
 from sdp_plugins.torch import ProcessGroup
 from tests.huggingface.training import bert, digest, gaps, losses, rows, trainer
-from tests.torch.direct_nets import writes
+from tests.torch.direct_nets import changed_layers, writes
 
 LARGE = 10_000  # elements of a bucket, and of nothing else that is reduced
 
@@ -116,17 +116,21 @@ def write_directly(backend: str, folder: str) -> tuple[Any, ...]:
 
 
 @case
-def own_options(backend: str) -> tuple[Any, ...]:
-    """What DistributedDataParallel gets of the options that a script gives to accelerate."""
-    options = DistributedDataParallelKwargs(bucket_cap_mb=3, find_unused_parameters=True)
+def own_options(backend: str, folder: str) -> tuple[Any, ...]:
+    """Whether gradients are views, and layers write, with options that a script gives."""
     group = InitProcessGroupKwargs(backend=backend)
-    found = []
-    for handlers in ([group, options], [group]):
+    views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    found: list[Any] = []
+    for handlers in ([group, views], [group]):
         accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
-        ddp = accelerator.prepare(torch.nn.Linear(2, 2))
-        found += [ddp.gradient_as_bucket_view, ddp.find_unused_parameters, ddp.bucket_bytes_cap]
+        ddp = accelerator.prepare(torch.nn.Linear(1024, 1024))
+        found += [ddp.gradient_as_bucket_view, changed_layers(ddp)]
         assert accelerator.prepare_model(ddp.module, evaluation_mode=True) is ddp.module
-    return *found, options.gradient_as_bucket_view
+    made = trainer(folder, ddp_backend=backend, use_cpu=True, width=1024)
+    made.gradient_as_bucket_view = False
+    with writes() as told:
+        made.train()
+    return *found, made.model_wrapped.gradient_as_bucket_view, sum(told)
 
 
 @case

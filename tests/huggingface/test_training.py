@@ -46,10 +46,10 @@ def test_large_layers_write_into_buckets(rank_pool: Pool, tmp_path: Path) -> Non
         assert of_gloo[3:] == (0, False)
 
 
-def test_options_of_ddp_stay(rank_pool: Pool) -> None:
-    ours, gloos = on_both(rank_pool, cases.own_options)
-    assert ours == [(True, True, 3 * 2**20, True, False, 25 * 2**20, False)] * 2
-    assert gloos == [(False, True, 3 * 2**20, False, False, 25 * 2**20, False)] * 2
+def test_layers_write_only_where_gradients_are_views(rank_pool: Pool, tmp_path: Path) -> None:
+    ours, gloos = on_both(rank_pool, cases.own_options, str(tmp_path))
+    assert ours == [(True, {"module"}, False, set(), False, 0)] * 2
+    assert gloos == [(True, set(), False, set(), False, 0)] * 2
 
 
 def test_resumed_training_is_the_same(rank_pool: Pool, tmp_path: Path) -> None:

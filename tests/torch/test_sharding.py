@@ -454,6 +454,8 @@ def die(rank: int, world: int) -> None:
         loss_of(model, rank, 1).backward()
         with pytest.raises(PeerLostError, match="rank 1"):
             optimizer.step()
+        with pytest.raises(SdpError, match="rank 1"):  # not: a second gradient
+            sum(p.sum() for p in model.parameters() if p.requires_grad).backward()
         for call in optimizer.step, optimizer.state_dict:
             with pytest.raises(SdpError, match="rank 1"):
                 call()

@@ -75,9 +75,9 @@ void Operation::announce_memory(Announcement& announcement, std::span<const Piec
 std::vector<Piece> Operation::memory_of(int rank, std::uint64_t count,
                                         std::size_t most_runs) const {
   std::vector<Piece> memory;
-  const std::size_t n = std::min<std::size_t>(announced(rank).runs, most_runs);
+  const std::size_t n = announced(rank).runs;
   std::uint64_t left = count;
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < n && n <= most_runs; ++i) {
     const Run run = segment(rank).runs(seq_)[i];  // read once: the peer could change it at any time
     if (run.count > left) break;
     left -= run.count;

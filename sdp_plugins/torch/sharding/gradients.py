@@ -155,6 +155,7 @@ class GradientBuckets:
         if self._unused is not None and not self._have_placeholders():
             self.placeholders[index].averages.drop()  # clipped, and dropped without a step
         if (kept and self._reductions) or self._unused is not None:
+            self._group.raise_if_failed()  # in step(), which has left the gradients
             self._mistake = RuntimeError(
                 f"A second gradient of {self._names[index]} came before step(), when other ranks "
                 "had the first. Hint: accumulate gradients of all but the last backward pass in "
