@@ -296,7 +296,14 @@ def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
 
     Raises:
         ValueError: They are no views.
+        TypeError: It is no DistributedDataParallel.
     """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            "write_into_buckets() needs a DistributedDataParallel, and got "
+            f"{type(model).__name__}. Hint: wrap the module first, with "
+            "gradient_as_bucket_view=True."
+        )
     if not model.gradient_as_bucket_view:
         raise ValueError(
             "write_into_buckets(): the gradients of this DistributedDataParallel are copies. Hint: "

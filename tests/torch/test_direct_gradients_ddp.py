@@ -173,6 +173,8 @@ def leave_buckets(rank: int, world: int) -> None:
         copies = DistributedDataParallel(make())
         with pytest.raises(ValueError, match="gradient_as_bucket_view=True"):
             write_into_buckets(copies)
+        with pytest.raises(TypeError, match="needs a DistributedDataParallel, and got Text"):
+            write_into_buckets(copies.module)
         ddp = DistributedDataParallel(make(), gradient_as_bucket_view=True)
         direct = write_into_buckets(ddp)
         assert len(changed_layers(ddp)) == 4

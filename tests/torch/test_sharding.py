@@ -423,6 +423,11 @@ def misuse(rank: int, world: int) -> None:
             optimizer.step()
         with pytest.raises(TypeError, match="LBFGS"):
             ShardedOptimizer(make(0), torch.optim.LBFGS)
+        with pytest.raises(TypeError, match="needs an optimizer or its class, and got 'adamw'"):
+            ShardedOptimizer(make(0), "adamw")  # type: ignore[arg-type]
+        plain = torch.optim.SGD(make(0).parameters(), lr=0.1).state_dict()
+        with pytest.raises(ValueError, match=r"groups of \[\d+\] param.*has groups of .*frozen"):
+            optimizer.load_state_dict(plain)
         with pytest.raises(ValueError, match=r"ranks \[1\] have other parameters"):
             ShardedOptimizer(nn.Linear(3, 3 + rank), torch.optim.SGD, lr=0.1)
         with pytest.raises(ValueError, match=r"ranks \[1\] have other"):

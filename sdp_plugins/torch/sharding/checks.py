@@ -55,6 +55,19 @@ def check_model(model: Any) -> None:
             )
 
 
+def check_same_groups(
+    loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse the state of an optimizer of other parameters, with a hint."""
+    theirs, ours = [[len(group["params"]) for group in each] for each in (loaded, groups)]
+    if theirs != ours:
+        raise ValueError(
+            f"load_state_dict(): the state is of parameter groups of {theirs} parameters, and this "
+            f"ShardedOptimizer has groups of {ours}. Hint: pass it the `params` that the optimizer "
+            "had that wrote the state, for example without frozen parameters."
+        )
+
+
 def check_optimizer(
     optimizer: Any, params: Any, defaults: Mapping[str, Any], by_parameter: bool
 ) -> bool:
@@ -64,6 +77,11 @@ def check_optimizer(
         Whether the work is divided by parameters, not by elements.
     """
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if not issubclass(kind, torch.optim.Optimizer):
+        raise TypeError(
+            f"ShardedOptimizer needs an optimizer or its class, and got {optimizer!r}. Hint: "
+            "ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)."
+        )
     if issubclass(kind, torch.optim.LBFGS):
         raise TypeError(
             "ShardedOptimizer cannot divide the work of LBFGS, which treats all parameters as one "

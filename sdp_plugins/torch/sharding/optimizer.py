@@ -21,6 +21,7 @@ from sdp_plugins.torch.sharding.buffers import SynchronizedBuffers, broadcast
 from sdp_plugins.torch.sharding.checks import (
     check_model,
     check_optimizer,
+    check_same_groups,
     compare_ranks,
     core_groups,
     digest_of,
@@ -365,6 +366,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._raise_if_closed("load_state_dict")
 
         def hold(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+            check_same_groups(loaded["param_groups"], self.param_groups)
             self._loading = loaded["state"]
             return {**loaded, "state": {}}
 
