@@ -93,16 +93,17 @@ class FusedAllReduce:
             The results, in the order of the tensors.
         """
         reduced: list[Any] = [None] * len(tensors)
-        least = LARGE_NBYTES if self._in_place else 0
-        buckets = [[index] for index, (n, _) in enumerate(sizes) if n is None]
-        for large in (False, True):
-            fused = {
-                index: (n, dtype)
-                for index, (n, dtype) in enumerate(sizes)
-                if n is not None and (n * dtype.itemsize >= least) == large
-            }
-            indices = list(fused)
-            plan = self.plan(list(fused.values()), op).buckets
+        buckets: list[list[int]] = []
+        fused: dict[bool, dict[int, tuple[int, DType]]] = {}  # whether they lie in place, by index
+        for index, (n, dtype) in enumerate(sizes):
+            if n is None:
+                buckets.append([index])
+            else:
+                in_place = self._in_place and n * dtype.itemsize >= LARGE_NBYTES
+                fused.setdefault(in_place, {})[index] = n, dtype
+        for described in fused.values():
+            indices = list(described)
+            plan = self.plan(list(described.values()), op).buckets
             buckets += [[indices[place] for place in members] for members in plan]
         for members in sorted(buckets, key=max):  # in the order in which they can complete
             results = reduce([tensors[index] for index in members])

@@ -2,10 +2,10 @@
 // a few large operations that overlap it.
 //
 // A buffer is submitted to the engine when its last tensor is ready. Its tensors are never copied
-// into one buffer: the operation divides their concatenation into one equal shard per rank. It
-// reduces tensors in registered memory in place, and copies pieces of others between the tensors
-// and the staging slots directly. All ranks submit buffers in the
-// order of the plan. Any number of buffers may be in flight while later ones fill.
+// into one buffer: the operation divides their concatenation into one equal shard per rank. If all
+// lie in registered memory, it reduces them in place; else it copies pieces between the tensors and
+// the staging slots directly. All ranks submit buffers in the order of the plan. Any number of
+// buffers may be in flight while later ones fill.
 #pragma once
 
 #include <functional>
