@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..rank_names import DEFAULT
+from ..rank_names import DEFAULT, name_ranks
 from ..rendezvous.deadline import Deadline
 from ..rendezvous.failure import RendezvousFailure
 from .connection import Connection
@@ -223,7 +223,7 @@ class Regrouping:
                 self.roster = theirs  # it has heard of a decision that this rank has not
             if handle not in self.roster.handles and not self._joins:
                 connection = self._visitors.take(handle)
-                refuse(connection, _left_out())
+                refuse(connection, _left_out(self.roster))
                 connection.close()
 
     # ---- deciding ------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Regrouping:
     def _lead(self, roster: Roster) -> Meeting:
         for handle in self._absent.difference(roster.handles, self._dead):
             if handle in self._calls:  # it reads that when it runs again
-                refuse(self._calls[handle], _left_out(), handle.secret)
+                refuse(self._calls[handle], _left_out(roster), handle.secret)
         connections = {}
         for rank, handle in enumerate(roster.handles):
             if handle == self._me.handle:
@@ -285,8 +285,9 @@ class Regrouping:
         return RendezvousFailure.missing(what, hint, (member.number for member in missing))
 
 
-def _left_out() -> RendezvousFailure:
+def _left_out(roster: Roster) -> RendezvousFailure:
+    staying = name_ranks(member.number for member in roster.members)
     return RendezvousFailure.refused(
-        "the other ranks have gone on without this one, which they had missed",
+        f"{staying} went on without this one, which did not come in time",
         "this rank was stopped, or took longer than the time-out; start it again to let it join",
     )
