@@ -192,6 +192,10 @@ class DirectGradients:
             layer.forward = forward = _Forward(layer, destination)
             self._forwards.append((layer, forward))
 
+    def __repr__(self) -> str:
+        mib = sum(weight.nbytes for weight in self.destinations) / 2**20
+        return f"<{len(self._forwards)} layers write gradients of {mib:.1f} MiB>"
+
     def leave(self) -> None:
         """Give the layers their own ``forward`` back, and remove the hooks."""
         for hook in self.hooks:
@@ -292,7 +296,8 @@ def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
         model: Whose gradients are views of its buckets.
 
     Returns:
-        What has changed the layers; its ``leave()`` takes that back, as does the model's end.
+        What has changed the layers; it prints how many, and its ``leave()`` takes that back, as
+        does the model's end.
 
     Raises:
         ValueError: They are no views.

@@ -68,6 +68,7 @@ NAMES = {
     "distributed.distributed_c10d._world.pg_group_ranks": "has the ranks of each group",
     "distributed.distributed_c10d._world.pg_map": "lists the groups of this process",
     "futures.Future._set_unwrap_func": "lets a future raise when its value is taken",
+    "nn.parallel.DistributedDataParallel._active_ddp_module": "is the one whose forward pass runs",
     "ops.c10d.allreduce_.default._schema": "tells what an operator returns",
     "utils._python_dispatch._disable_current_modes": "leaves all dispatch modes",
     "utils._python_dispatch._pop_mode": "leaves one",

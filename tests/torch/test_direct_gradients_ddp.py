@@ -178,6 +178,7 @@ def leave_buckets(rank: int, world: int) -> None:
         ddp = DistributedDataParallel(make(), gradient_as_bucket_view=True)
         direct = write_into_buckets(ddp)
         assert len(changed_layers(ddp)) == 4
+        assert repr(direct) == "<4 layers write gradients of 12.3 MiB>"
         ddp(words(rank, 0)).backward()
         direct.leave()
         assert not changed_layers(ddp)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sdp_plugins.core import CollectiveMismatchError
+from sdp_plugins.core import CollectiveMismatchError, SdpError
 from sdp_plugins.torch import ShardedOptimizer
 from tests.launch.jobs import launch_page
 from tests.torch.jobs import assert_same, process_group
@@ -189,12 +189,16 @@ def load_old_checkpoint(rank: int, world: int) -> None:
 
 def differ_in_settings(rank: int, world: int) -> None:
     """Is an error on all ranks: each would update its part of every weight by its own."""
-    changes: list[Callable[[Any, Any], object]] = [
-        lambda optimizer, state: optimizer.param_groups[0].update(lr=1.0 + rank),
-        lambda optimizer, state: optimizer.load_state_dict(state) if rank == 0 else None,
-    ]
+    changes: dict[str, Callable[[Any, Any], object]] = {
+        r"lr of parameter group 0: 1\.0 on rank 0, 2\.0 on rank 1": (
+            lambda optimizer, state: optimizer.param_groups[0].update(lr=1.0 + rank)
+        ),
+        r"states loaded: 1 on rank 0, 0 on rank 1": (
+            lambda optimizer, state: optimizer.load_state_dict(state) if rank == 0 else None
+        ),
+    }
     for clips in (False, True):
-        for change in changes:
+        for text, change in changes.items():
             model = nn.Linear(64, 2)
             optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0, momentum=0.9)
             state = optimizer.state_dict()
@@ -202,7 +206,7 @@ def differ_in_settings(rank: int, world: int) -> None:
             model(torch.ones(1, 64)).sum().backward()
             if clips:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            with pytest.raises(RuntimeError, match=r"step\(\): .*settings.*Hint: "):
+            with pytest.raises(RuntimeError, match=rf"step\(\): .*settings.*{text}.*Hint: "):
                 optimizer.step()
 
 
@@ -247,7 +251,9 @@ def use_after_close(rank: int, world: int) -> None:
         "synchronize_buffers": optimizer.synchronize_buffers,
     }
     for name, call in calls.items():
-        with pytest.raises(RuntimeError, match=rf"^{name}\(\): this optimizer was closed"):
+        with pytest.raises(
+            RuntimeError, match=rf"^\[rank {rank}/2\] {name}\(\): this optimizer was closed"
+        ):
             call()
     assert optimizer.state_dict() == state
     torch.optim.SGD(model.parameters(), lr=0.1).step()
@@ -297,7 +303,7 @@ def differ_in_construction(rank: int, world: int) -> None:
         r"weight: \(\(7, 5\).* on rank 0, \(\(7, 6\).* on rank 1": lambda: ShardedOptimizer(
             nn.Linear(5 + rank, 7), torch.optim.SGD, lr=0.1
         ),
-        r"parameter group 0: .*'lr': 1\.0.* on rank 0, .*'lr': 2\.0.* on rank 1": (
+        r"lr of parameter group 0: 1\.0 on rank 0, 2\.0 on rank 1": (
             lambda: ShardedOptimizer(nn.Linear(5, 7), torch.optim.SGD, lr=1.0 + rank)
         ),
         r"optimizer: 'SGD' on rank 0, 'Adagrad' on rank 1": (
@@ -323,10 +329,62 @@ def call_what_others_do_not(rank: int, world: int) -> None:
         optimizer.step() if rank == 0 else optimizer.state_dict()
 
 
+def scale_in_place(rank: int, world: int) -> None:
+    """As programs do that divide gradients by a number of words."""
+    ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+    model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+    for step in range(2):
+        for each, optimizer in ((ddp, theirs), (model, ours)):
+            loss_of(each, rank, step).backward()
+            for parameter in each.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= 3.0
+                    parameter.grad *= 5.0
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_weights(model, ddp)
+
+
+def wrap_in_ddp(rank: int, world: int) -> None:
+    """Gradients would be averaged twice."""
+    model = nn.Linear(5, 7)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    ddp = DistributedDataParallel(nn.Sequential(model, nn.ReLU()))
+    with pytest.raises(RuntimeError, match=r"DistributedDataParallel is around .*Hint: "):
+        ddp(torch.ones(1, 5))
+    model(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    ddp = DistributedDataParallel(model)
+    ddp(torch.ones(1, 5)).sum().backward()
+    assert type(model.weight.grad) is Tensor
+
+
+def have_no_group(rank: int, world: int) -> None:
+    """Before init_process_group(), and after destroy_process_group()."""
+    model = nn.Linear(5, 7)
+    with process_group():
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    model(torch.ones(1, 5)).sum().backward()
+    for call in optimizer.step, optimizer.state_dict:
+        with pytest.raises(SdpError, match=r"closed.*call it before destroy_process_group\(\)"):
+            call()
+    with pytest.raises(ValueError, match=r"needs a group of smddp\. Hint: call init_process_group"):
+        ShardedOptimizer(nn.Linear(5, 7), torch.optim.SGD, lr=0.1)
+
+
+def test_without_a_group(rank_pool: Any) -> None:
+    rank_pool(2).run(have_no_group)
+
+
 def test_the_program_of_the_page_runs_as_written(tmp_path: Path) -> None:
-    done = launch_page("sharding.md", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) < 0.2
+    losses = []
+    for _ in range(2):  # the second goes on from the first one's checkpoint
+        done = launch_page("sharding.md", tmp_path)
+        assert done.returncode == 0, done.stderr
+        losses.append(float(done.stdout.split()[-1]))
+    assert losses[0] < 0.2
+    assert losses[1] < losses[0] / 2
     saved = torch.load(tmp_path / "digits.pt")
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model.load_state_dict(saved["model"])
@@ -336,6 +394,8 @@ def test_the_program_of_the_page_runs_as_written(tmp_path: Path) -> None:
 CASES = [
     differ_in_construction,
     call_what_others_do_not,
+    scale_in_place,
+    wrap_in_ddp,
     differentiate,
     share_gradients,
     keep_gradients,

@@ -10,9 +10,9 @@ constexpr std::array<const char*, 21> kHints{
     "",
     "read that rank's output for an error, and the kernel's log for an out-of-memory kill; without "
     "either, that rank called fewer operations than this one: if it had fewer batches, pass "
-    "drop_last=True, or use torch's DDP.join().",
+    "drop_last=True; DDP has join() for it.",
     "read that rank's output for an error, and check that its node is up. If it had fewer batches, "
-    "pass drop_last=True, or use torch's DDP.join().",
+    "pass drop_last=True; DDP has join() for it.",
     "that rank is stopped, still computing, or took another path through the program; if it is "
     "only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the program passes one).",
     "that rank is stopped, still computing, or took another path through the program, or the "

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sdp_plugins.core import Group, SdpError
+from sdp_plugins.core.rank_names import name_ranks
+
+Settings = Mapping[str, object]
+"""What must be equal on all ranks, by names for messages."""
 
 
 class Call(Enum):
@@ -22,35 +30,38 @@ class Call(Enum):
     STEP_AFTER_CHANGES = "step(), after gradients were clipped or scaled"
 
 
-class Digests(NamedTuple):
-    """Digests, below 2^32, of what must be equal on all ranks in a step.
+class StepState(NamedTuple):
+    """What must be equal on all ranks in a step.
 
     Attributes:
-        changes: Of what was done to the averages.
+        changes: A digest, below 2^32, of what was done to the averages.
         settings: Of the parameter groups, and of whether state was loaded.
     """
 
     changes: int = 0
-    settings: int = 0
+    settings: Settings = MappingProxyType({})
 
 
-def flags_of(call: Call, replaced: bool, digests: Digests) -> list[int]:
+def flags_of(call: Call, replaced: bool, state: StepState) -> list[int]:
     """A rank's part of the message whose maximum over all ranks `mistake_of` reads.
 
     Args:
         call: What the rank does.
         replaced: Whether its gradients were dropped or replaced since it changed averages.
-        digests: Of this rank.
+        state: Of this rank.
     """
     flags = [int(call is each) for each in Call] + [int(replaced)]
-    for digest in digests:
+    for digest in state.changes, digest_of(state.settings):
         numbers = digest.to_bytes(4, "little")
         flags += [*numbers, *(255 - number for number in numbers)]
     return flags
 
 
-def mistake_of(flags: Sequence[int]) -> str:
-    """Why ranks with these flags, some each, cannot go on; empty if they can."""
+def mistake_of(flags: Sequence[int], group: Group, settings: Settings) -> str:
+    """Why ranks with these flags, some each, cannot go on; empty if they can.
+
+    A collective if their settings differ, which all ranks see.
+    """
     calls = dict(zip(Call, flags, strict=False))
     replaced, *digests = flags[len(Call) :]
     steps = calls[Call.STEP] or calls[Call.STEP_AFTER_CHANGES]
@@ -74,18 +85,42 @@ def mistake_of(flags: Sequence[int]) -> str:
         )
     if _differ(digests[8:]):
         return (
-            "step(): the parameter groups have other settings than on other ranks, or only some "
-            "ranks have loaded a state. Hint: change settings, such as lr, alike on all ranks (a "
-            "scheduler that follows a loss needs its average over the ranks), and call "
-            "load_state_dict() on all."
+            f"step(): other settings {difference(group, settings)}. Hint: change settings, such as "
+            "lr, alike on all ranks (a scheduler that follows a loss needs its average over the "
+            "ranks), and call load_state_dict() on all."
         )
     return ""
+
+
+def digest_of(settings: Settings) -> int:
+    """A number below 2^32 that tells settings apart."""
+    return zlib.crc32(_text_of(settings).encode())
+
+
+def difference(group: Group, settings: Settings) -> str:
+    """Which ranks have other settings than rank 0, and the first of them; a collective."""
+    mine = {name: _text_of(value) for name, value in settings.items()}
+    everyones = [pickle.loads(blob) for blob in group.exchange(pickle.dumps(mine))]
+    first, names = everyones[0], group.global_ranks or range(group.world_size)
+    others = [rank for rank, theirs in enumerate(everyones) if theirs != first]
+    other = everyones[others[0]]
+    name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
+    return (
+        f"on {name_ranks(names[rank] for rank in others)} than on rank {names[0]}; {name}: "
+        f"{first.get(name, 'none')} on rank {names[0]}, {other.get(name, 'none')} on rank "
+        f"{names[others[0]]}"
+    )
+
+
+def _text_of(settings: object) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(settings))  # functions' differ by rank
 
 
 def meet(
     program: Group,
     known: Tensor,
     flags: Sequence[int],
+    settings: Settings,
     watched: Sequence[str],
     new: Mapping[int, int] | None,
 ) -> tuple[Tensor, str]:
@@ -95,6 +130,7 @@ def meet(
         program: The program's group.
         known: Flags of the parameters, 0 or 1.
         flags: See `flags_of`.
+        settings: This rank's.
         watched: Names of what the program must change alike on all ranks.
         new: Digests of those that it has changed since the last step; None: too early to tell.
 
@@ -110,7 +146,7 @@ def meet(
     message = torch.cat(parts)
     program.all_reduce(message, "max")
     found, states, last = message.split([part.numel() for part in parts])
-    mistake = mistake_of(last.tolist())
+    mistake = mistake_of(last.tolist(), program, settings)
     if new is not None and not mistake:
         most, most_of_complement = states.view(2, -1, 4)
         differing = (most != 255 - most_of_complement).any(1).nonzero().flatten().tolist()
@@ -131,7 +167,8 @@ def naming(what: str) -> Iterator[None]:
         yield
     except SdpError as error:
         if "ShardedOptimizer" not in str(error):
-            error.args = (f"{error} In ShardedOptimizer, this was {what}: call it on all ranks.",)
+            how = "before destroy_process_group()" if error.kind == "closed" else "on all ranks"
+            error.args = (f"{error} In ShardedOptimizer, this was {what}: call it {how}.",)
         raise
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch import internals
-from sdp_plugins.torch.sharding.agreement import Call, Digests
+from sdp_plugins.torch.sharding.agreement import Call, Settings, StepState
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece
 from sdp_plugins.torch.sharding.weights import like
@@ -56,26 +56,29 @@ class Averages:
         self._changes = 0
         self._gradients.drop()
 
-    def compute(self, new: Mapping[int, int] | None = None, settings: int = 0) -> bool:
+    def compute(
+        self, new: Mapping[int, int] | None = None, settings: Settings | None = None
+    ) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
         Args:
             new: In the step, what of the watched the program has changed, see `NodeWeights`; None:
                 this is before the step, which has to be so on all ranks.
-            settings: In the step, a digest of what has to be equal on all ranks.
+            settings: In the step, what else has to be equal on all ranks.
 
         Returns:
             Whether this call has averaged them; False: an earlier one had.
         """
         if self.computed and self._gradients.are_dropped():
             self.drop()
+        settings = settings or {}
         if self.computed:
             if new is not None:
-                digests = Digests(self._changes, settings)
-                self._gradients.finish(Call.STEP_AFTER_CHANGES, digests, new)
+                state = StepState(self._changes, settings)
+                self._gradients.finish(Call.STEP_AFTER_CHANGES, state, new)
             return False
         call = Call.CHANGE if new is None else Call.STEP
-        unused = self._gradients.finish(call, Digests(0, settings), new)
+        unused = self._gradients.finish(call, StepState(0, settings), new)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):
@@ -97,12 +100,12 @@ class Averages:
         dtype = self._gradients.placeholders[of].averaged_as
         return norms[of].to(torch.promote_types(dtype, torch.float32))
 
-    def scale(self, factor: Any, of: int | None = None) -> None:
-        """Multiply a parameter's gradient, or all."""
+    def scale(self, factor: Any, of: int | None = None, divide: bool = False) -> None:
+        """Multiply or divide a parameter's gradient, or all."""
         gradients = self._mine(of)
-        self._note(of, factor)
+        self._note(of, factor, divide)
         for gradient in gradients:
-            gradient.mul_(factor)
+            gradient.div_(factor) if divide else gradient.mul_(factor)
 
     def clamp(self, low: Any, high: Any, of: int | None = None) -> None:
         """Limit the elements of a parameter's gradient, or of all."""

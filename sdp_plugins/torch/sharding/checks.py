@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch.groups import smddp_group
+from sdp_plugins.torch.sharding.agreement import Settings, difference, digest_of
 from sdp_plugins.torch.sharding.gradients import OWNED
 
 BY_ELEMENT = (
@@ -53,6 +50,17 @@ def check_model(model: Any) -> None:
             raise ValueError(
                 f"ShardedOptimizer: {name} is not initialized. Hint: run the model once before."
             )
+
+
+def refuse_ddp(model: nn.Module, inputs: Any) -> None:
+    """A hook before forward passes of a ShardedOptimizer's model: DDP would reduce, too."""
+    if torch.compiler.is_compiling() or (ddp := DistributedDataParallel._active_ddp_module) is None:
+        return
+    if any(getattr(parameter, OWNED, None) == id(parameter) for parameter in ddp.parameters()):
+        raise RuntimeError(
+            "DistributedDataParallel is around a model that has a ShardedOptimizer, which reduces "
+            "gradients itself. Hint: call the model without DistributedDataParallel."
+        )
 
 
 def check_same_groups(
@@ -119,10 +127,12 @@ def core_groups(group: dist.ProcessGroup | None) -> tuple[Group, Group, Callable
     Returns:
         The process group's own group, the new one, and a function that gives the latter back.
     """
-    chosen = smddp_group(group)
+    is_there = group is not None or dist.is_initialized()
+    chosen = smddp_group(group) if is_there else None
     if chosen is None:
+        found = f", not of {dist.get_backend(group)}" if is_there else ""
         raise ValueError(
-            f"ShardedOptimizer needs a group of smddp, not of {dist.get_backend(group)}. "
+            f"ShardedOptimizer needs a group of smddp{found}. "
             'Hint: call init_process_group("smddp") first.'
         )
     chosen.sharded_optimizers += 1  # on all ranks alike
@@ -167,36 +177,17 @@ def form_of(parameter: Tensor) -> object:
     return tuple(parameter.shape), parameter.stride(), parameter.dtype, parameter.requires_grad
 
 
-def digest_of(*settings: object) -> int:
-    """A number below 2^32 that tells settings apart."""
-    return zlib.crc32(_text_of(settings))
-
-
-def _text_of(settings: object) -> bytes:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(settings)).encode()  # functions' differ by rank
-
-
-def compare_ranks(group: Group, mistake: str, settings: Mapping[str, object]) -> None:
+def compare_ranks(group: Group, mistake: str, settings: Settings) -> None:
     """Refuse ranks with mistakes, or with other settings than rank 0; a collective."""
-    mine = {name: _text_of(value) for name, value in settings.items()}
-    digest = hashlib.sha256(_text_of(mine)).hexdigest()
-    found = [blob.decode().split(" ", 1) for blob in group.exchange(f"{digest} {mistake}".encode())]
+    mine = f"{digest_of(settings)} {mistake}"
+    found = [blob.decode().split(" ", 1) for blob in group.exchange(mine.encode())]
     for rank, (_, theirs) in enumerate(found):
         if theirs:
             whose = "" if rank == group.rank else f"on rank {rank}, "
             raise ValueError(f"{group.error_prefix}ShardedOptimizer: {whose}{theirs}")
-    different = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
-    if different:
-        first, other = (
-            {name: text.decode() for name, text in pickle.loads(blob).items()}
-            for rank, blob in enumerate(group.exchange(pickle.dumps(mine)))
-            if rank in (0, different[0])
-        )
-        names = [*first, *other]
-        name = next(name for name in names if first.get(name) != other.get(name))
+    if any(theirs != found[0][0] for theirs, _ in found):
         raise ValueError(
-            f"{group.error_prefix}ShardedOptimizer: ranks {different} have other parameters, "
-            f"parameter groups or settings than rank 0; {name}: {first.get(name, 'none')} on rank "
-            f"0, {other.get(name, 'none')} on rank {different[0]}. Hint: build the model and the "
-            "optimizer alike on all ranks."
+            f"{group.error_prefix}ShardedOptimizer: other parameters, parameter groups or settings "
+            f"{difference(group, settings)}. Hint: build the model and the optimizer alike on all "
+            "ranks."
         )

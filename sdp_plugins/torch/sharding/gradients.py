@@ -17,7 +17,7 @@ from sdp_plugins.torch import internals
 from sdp_plugins.torch.direct_gradients import DirectGradients
 from sdp_plugins.torch.sharding.agreement import (
     Call,
-    Digests,
+    StepState,
     flags_of,
     meet,
     naming,
@@ -31,7 +31,7 @@ OWNED = "_sdp_gradients_in_shards"
 """Attribute of parameters whose gradients a ShardedOptimizer takes; copies have another id."""
 LARGE_NBYTES = 64 * 1024
 """Size from which gradients are not copied where only this rank reads them."""
-UNKNOWN = Digests()
+UNKNOWN = StepState()
 SOLE_USERS = 3
 """Tensors in the memory of a new gradient that shares it with no other: autograd's, and ours."""
 
@@ -157,9 +157,10 @@ class GradientBuckets:
         if (kept and self._reductions) or self._unused is not None:
             self._group.raise_if_failed()  # in step(), which has left the gradients
             self._mistake = RuntimeError(
-                f"A second gradient of {self._names[index]} came before step(), when other ranks "
-                "had the first. Hint: accumulate gradients of all but the last backward pass in "
-                "`with optimizer.no_sync():`; or drop those of the pass before with zero_grad()."
+                f"{self._program.error_prefix}a second gradient of {self._names[index]} came "
+                "before step(), when other ranks had the first. Hint: accumulate gradients of all "
+                "but the last backward pass in `with optimizer.no_sync():`; or drop those of the "
+                "pass before with zero_grad()."
             )
             raise self._mistake
         if kept:
@@ -187,8 +188,9 @@ class GradientBuckets:
         number = self._places[index][0]
         if index not in self._missing[number] and number < len(self._works):
             raise RuntimeError(
-                f"The gradient of {self._names[index]} was dropped or replaced after its backward "
-                "pass, when other nodes had received it. Hint: call the optimizer's zero_grad()."
+                f"{self._program.error_prefix}the gradient of {self._names[index]} was dropped or "
+                "replaced after its backward pass, when other nodes had received it. Hint: call "
+                "the optimizer's zero_grad()."
             )
         if gradient is None:
             self._parameters[index].grad = self.placeholders[index]
@@ -244,13 +246,13 @@ class GradientBuckets:
         return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
 
     def finish(
-        self, call: Call, digests: Digests = UNKNOWN, new: Mapping[int, int] | None = None
+        self, call: Call, state: StepState = UNKNOWN, new: Mapping[int, int] | None = None
     ) -> frozenset[int]:
         """Wait until all ranks have their gradients; a collective.
 
         Args:
             call: What this rank does with them.
-            digests: What must be equal on all ranks.
+            state: What must be equal on all ranks.
             new: Digests of the watched that the program has changed; None: too early to tell.
 
         Returns:
@@ -266,14 +268,14 @@ class GradientBuckets:
         if call is Call.STEP_AFTER_CHANGES:
             seen = self._seen
             replaced = any(self._parameters[i].grad is not each for i, each in seen.items())
-        flags = flags_of(call, replaced, digests)
+        flags = flags_of(call, replaced, state)
         with naming(call.value):
             known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
             if begins:
                 self._give_all(*known)
-            known, mistake = meet(self._program, known, flags, self._watched, new)
+            known, mistake = meet(self._program, known, flags, state.settings, self._watched, new)
         if mistake:
-            error = RuntimeError(f"{self._group.error_prefix}{mistake}")
+            error = RuntimeError(f"{self._program.error_prefix}{mistake}")
             if begins:
                 self._mistake = error  # until these gradients are dropped
             raise error
@@ -325,7 +327,7 @@ class GradientBuckets:
         if self._uneven:
             names = ", ".join(self._names[index] for index in sorted(self._uneven)[:5])
             raise RuntimeError(
-                f"{self._group.error_prefix}gradients of {names} came from some "
+                f"{self._program.error_prefix}gradients of {names} came from some "
                 "ranks only, or not from the last backward pass, so that torch's functions would "
                 "see other gradients on each rank. Hint: clip by the optimizer's clip_grad_norm_() "
                 "or clip_grad_value_()."

@@ -24,14 +24,14 @@ from sdp_plugins.torch.sharding.checks import (
     check_same_groups,
     compare_ranks,
     core_groups,
-    digest_of,
     find_mistake,
     form_of,
     parameters_of,
+    refuse_ddp,
 )
 from sdp_plugins.torch.sharding.gradients import OWNED, GradientBuckets
 from sdp_plugins.torch.sharding.layout import lay_out
-from sdp_plugins.torch.sharding.piece_optimizer import PieceOptimizer, but_params
+from sdp_plugins.torch.sharding.piece_optimizer import PieceOptimizer, settings_of
 from sdp_plugins.torch.sharding.weights import NodeWeights
 
 
@@ -128,12 +128,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         world_size = self._group.world_size
         self._layout = lay_out(parameters, groups, world_size, bucket_bytes, by_parameter)
         compare_ranks(
-            self._group,
+            self._program,
             find_mistake(parameters, names),
             {
                 "optimizer": type(plain).__name__,
                 "options": (bucket_bytes, by_parameter, master_weights),
-                **{f"parameter group {i}": but_params(g) for i, g in enumerate(self.param_groups)},
+                **settings_of(self.param_groups),
                 **{name: form_of(p) for name, p in zip(names, parameters, strict=True)},
             },
         )
@@ -158,6 +158,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._gradients = gradients = GradientBuckets(self._program, *shared, self._names)
         made.callback(gradients.leave_parameters)
         made.callback(gradients.write_in_layers(model).leave)
+        made.callback(model.register_forward_pre_hook(refuse_ddp).remove)
         self._buffers = SynchronizedBuffers(self._program, model, lambda: gradients.synchronizing)
         made.callback(self._buffers.leave)
         self._inner = PieceOptimizer(plain, *shared, self._weights, has_masters)
@@ -191,7 +192,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        settings = digest_of(self._loads, list(map(but_params, self.param_groups)))
+        settings = {"states loaded": self._loads, **settings_of(self.param_groups)}
         self._averages.compute(self._weights.changed(), settings)
         self._inner.use_settings(self.param_groups)
         self._updating = True
@@ -261,7 +262,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _raise_if_closed(self, method: str) -> None:
         if not self._end.alive:
-            raise RuntimeError(f"{method}(): this optimizer was closed. Hint: make another one.")
+            raise RuntimeError(
+                f"{self._program.error_prefix}{method}(): this optimizer was closed. Hint: make "
+                "another one."
+            )
 
     def _check_parameters(self) -> None:
         for parameter, address, name in zip(
@@ -269,14 +273,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         ):
             if address is None and parameter.grad is not None:
                 raise RuntimeError(
-                    f"step(): {name} required no gradient when this optimizer was made, so no rank "
-                    "updates it. Hint: freeze parameters afterwards, or give them lr=0."
+                    f"{self._program.error_prefix}step(): {name} required no gradient when this "
+                    "optimizer was made, so no rank updates it. Hint: freeze parameters "
+                    "afterwards, or give them lr=0."
                 )
             if address not in (None, parameter.data_ptr()):
                 raise RuntimeError(
-                    f"step(): the weights of {name} were replaced by others, which no rank "
-                    "updates. Hint: copy into them, as load_state_dict() does, instead of "
-                    "assigning `.data`."
+                    f"{self._program.error_prefix}step(): the weights of {name} were replaced by "
+                    "others, which no rank updates. Hint: copy into them, as load_state_dict() "
+                    "does, instead of assigning `.data`."
                 )
 
     def _gather_weights(self) -> None:
@@ -289,7 +294,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._updating:
             self._group.raise_if_failed()
             raise SdpError(
-                f"{self._group.error_prefix}ShardedOptimizer: an update of the weights was "
+                f"{self._program.error_prefix}ShardedOptimizer: an update of the weights was "
                 "interrupted: they are partly of one step and partly of another. Hint: make a new "
                 "group, model and optimizer, and load a checkpoint."
             )
@@ -333,7 +338,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             state = self._gather_state(None)
         elif rank not in (None, self._group.rank):
             raise RuntimeError(
-                f"{self._group.error_prefix}state_dict(): the state was consolidated on rank "
+                f"{self._program.error_prefix}state_dict(): the state was consolidated on rank "
                 f"{rank}. Hint: call it there, or consolidate_state_dict({self._group.rank})."
             )
         self.state = defaultdict(dict, state)  # type: ignore[arg-type]

@@ -117,3 +117,12 @@ class PieceOptimizer:
 def but_params(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group's settings."""
     return {name: value for name, value in group.items() if name != "params"}
+
+
+def settings_of(groups: Groups) -> dict[str, object]:
+    """The settings of parameter groups, by names for messages."""
+    return {
+        f"{name} of parameter group {i}": value
+        for i, group in enumerate(groups)
+        for name, value in but_params(group).items()
+    }

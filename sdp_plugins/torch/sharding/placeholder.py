@@ -30,8 +30,8 @@ class AverageGradients(Protocol):
     def norm(self, of: int, norm_type: float) -> Tensor:
         """The norm of a parameter's gradient."""
 
-    def scale(self, factor: Any, of: int | None = None) -> None:
-        """Multiply a parameter's gradient."""
+    def scale(self, factor: Any, of: int | None = None, divide: bool = False) -> None:
+        """Multiply or divide a parameter's gradient."""
 
     def clamp(self, low: Any, high: Any, of: int | None = None) -> None:
         """Limit the elements of a parameter's gradient."""
@@ -76,8 +76,8 @@ class GradientInShards(Tensor):
                 norm_type = [*args[1:], *named.values(), 2.0][0]
                 of_elements = 2.0 if norm_type == "fro" else norm_type  # torch.norm's default
                 return me.averages.norm(me.parameter, float(of_elements))
-            if function is Tensor.mul_ and len(args) == 2:
-                me.averages.scale(args[1], me.parameter)
+            if function in (Tensor.mul_, Tensor.div_) and len(args) == 2 and not named:
+                me.averages.scale(args[1], me.parameter, function is Tensor.div_)
                 return me
             if function is Tensor.clamp_ and len(args) == 1 and named.keys() <= {"min", "max"}:
                 me.averages.clamp(named.get("min"), named.get("max"), me.parameter)
