@@ -350,8 +350,13 @@ def wrap_in_ddp(rank: int, world: int) -> None:
     model = nn.Linear(5, 7)
     optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
     ddp = DistributedDataParallel(nn.Sequential(model, nn.ReLU()))
-    with pytest.raises(RuntimeError, match=r"DistributedDataParallel is around .*Hint: "):
+    with pytest.raises(RuntimeError, match=r"DistributedDataParallel reduces 0\.weight, .*Hint: "):
         ddp(torch.ones(1, 5))
+    both = nn.Sequential(model, nn.Linear(7, 1))
+    ignored = [f"0.{name}" for name, _ in model.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(both, ignored)
+    DistributedDataParallel(both)(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
     model(torch.ones(1, 5)).sum().backward()
     optimizer.step()
     optimizer.close()

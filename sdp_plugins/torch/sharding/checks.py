@@ -56,10 +56,11 @@ def refuse_ddp(model: nn.Module, inputs: Any) -> None:
     """A hook before forward passes of a ShardedOptimizer's model: DDP would reduce, too."""
     if torch.compiler.is_compiling() or (ddp := DistributedDataParallel._active_ddp_module) is None:
         return
-    if any(getattr(parameter, OWNED, None) == id(parameter) for parameter in ddp.parameters()):
+    reduced = {n: p for n, p in ddp.module.named_parameters() if n not in ddp.parameters_to_ignore}
+    if twice := [name for name, p in reduced.items() if getattr(p, OWNED, None) == id(p)]:
         raise RuntimeError(
-            "DistributedDataParallel is around a model that has a ShardedOptimizer, which reduces "
-            "gradients itself. Hint: call the model without DistributedDataParallel."
+            f"DistributedDataParallel reduces {twice[0]}, which has a ShardedOptimizer, too. Hint: "
+            "call the model without DistributedDataParallel."
         )
 
 
