@@ -210,6 +210,17 @@ def differ_in_settings(rank: int, world: int) -> None:
                 optimizer.step()
 
 
+def order_settings_differently(rank: int, world: int) -> None:
+    """Groups with the same settings are alike."""
+    model = nn.Linear(5, 7)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
+    (group,) = optimizer.param_groups
+    if rank:
+        group["lr"] = group.pop("lr")
+    model(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+
+
 def run_hooks_of_state(rank: int, world: int) -> None:
     """They see, and may change, the whole state."""
     model = nn.Linear(5, 7)
@@ -411,6 +422,7 @@ CASES = [
     fail_to_construct,
     load_old_checkpoint,
     differ_in_settings,
+    order_settings_differently,
     run_hooks_of_state,
     use_after_close,
     clip_float64,

@@ -94,7 +94,7 @@ def mistake_of(flags: Sequence[int], group: Group, settings: Settings) -> str:
 
 def digest_of(settings: Settings) -> int:
     """A number below 2^32 that tells settings apart."""
-    return zlib.crc32(_text_of(settings).encode())
+    return zlib.crc32(_text_of(sorted(settings.items())).encode())
 
 
 def difference(group: Group, settings: Settings) -> str:
