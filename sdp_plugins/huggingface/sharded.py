@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import wrapt
 
@@ -23,6 +23,10 @@ SHARDED = "smddp_sharded"
 
 ADAFACTOR = "transformers.optimization.Adafactor"
 """Its update of a parameter depends on no other; with ``relative_step`` neither."""
+
+
+_without_optimizer: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Hooks of prepared models until their optimizers are prepared."""
 
 
 def patch_state(partial_state: Any) -> None:
@@ -72,8 +76,10 @@ def prepare_model(
         if not hasattr(accelerator, "_smddp_models"):
             accelerator._smddp_models = WeakSet()
         accelerator._smddp_models.add(model)
-        if any(parameter.requires_grad for parameter in model.parameters()):
-            model.register_forward_pre_hook(refuse_plain_optimizers)
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if trains and model not in _without_optimizer:
+            hook = model.register_forward_pre_hook(refuse_plain_optimizers)
+            _without_optimizer[model] = hook
     return theirs(accelerator, model, device_placement, evaluation_mode=True)
 
 
@@ -92,6 +98,8 @@ def prepare_optimizer(
             kind = type(optimizer)
             by_parameter = f"{kind.__module__}.{kind.__name__}" == ADAFACTOR
             sharded = ShardedOptimizer(model, optimizer, by_parameter=by_parameter)
+            if hook := _without_optimizer.pop(model, None):
+                hook.remove()
             return theirs(accelerator, sharded, *args, **kwargs)
     raise ValueError(
         f"{SHARDED}: the optimizer's parameters belong to no prepared model, or to several. "
@@ -157,14 +165,14 @@ def owner_of(accelerator: Any, parameters: list[Any]) -> Any:
 
 
 def refuse_plain_optimizers(model: Any, inputs: Any) -> None:
-    """Before a forward pass: a model that is trained has a sharded optimizer."""
+    """Before a forward pass: a prepared model, not its copy, has a sharded optimizer to train."""
     import torch
 
-    from sdp_plugins.torch.sharding.gradients import OWNED
+    from sdp_plugins.torch.sharding.gradients import is_sharded
 
-    if not (model.training and torch.is_grad_enabled()):
+    if model not in _without_optimizer or not (model.training and torch.is_grad_enabled()):
         return
-    if not any(hasattr(parameter, OWNED) for parameter in model.parameters()):
+    if not any(map(is_sharded, model.parameters())):
         raise RuntimeError(
             f"{SHARDED}: the model is trained, but no optimizer of it is prepared, so ranks would "
             "train different weights. Hint: Accelerator.prepare(model, optimizer)."

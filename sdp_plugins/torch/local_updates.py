@@ -23,7 +23,7 @@ from sdp_plugins.torch.group_options import Options
 from sdp_plugins.torch.groups import core_group
 from sdp_plugins.torch.sharding.buffers import broadcast
 from sdp_plugins.torch.sharding.checks import parameters_of
-from sdp_plugins.torch.sharding.gradients import OWNED
+from sdp_plugins.torch.sharding.gradients import is_sharded
 from sdp_plugins.torch.tensors import overlap
 
 _COUNTED: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -289,8 +289,8 @@ def _check_model(model: nn.Module, group: Any) -> None:
             "group's ranks only."
         )
     kinds = {type(one).__name__ for one in (*model.modules(), *model.parameters())}
-    is_sharded = any(getattr(one, OWNED, None) == id(one) for one in model.parameters())
-    if is_sharded or kinds & {"FullyShardedDataParallel", "DTensor"}:
+    in_shards = any(map(is_sharded, model.parameters()))
+    if in_shards or kinds & {"FullyShardedDataParallel", "DTensor"}:
         raise ValueError(
             "local updates: FSDP or ShardedOptimizer has divided this model's parameters among "
             "the ranks, so that none can train by itself. Hint: DistributedDataParallel inside "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,29 @@ def prepare(folder: str) -> tuple[str, str, str]:
     zeroed = digest(model)
     accelerator.load_state(folder)
     return trained, zeroed, digest(model)
+
+
+@case
+def train_otherwise(folder: str) -> None:
+    """A copy of a prepared model, and the model after close(), train as any other does."""
+    named = InitProcessGroupKwargs(backend="smddp_sharded")
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[named])
+    x = torch.ones(1, 2)
+    alone = accelerator.prepare(torch.nn.Linear(2, 2))
+    copy.deepcopy(alone)(x).sum().backward()
+    plain = torch.nn.Linear(2, 2)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    accelerator.backward(model(x).sum())
+    optimizer.step()
+    copy.deepcopy(model)(x).sum().backward()
+    optimizer.optimizer.close()
+    assert not model._forward_pre_hooks
+    model(x).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_models_that_train_otherwise(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(2).run(train_otherwise, str(tmp_path))
 
 
 def test_a_loop_of_accelerate(rank_pool: Pool, tmp_path: Path) -> None:

@@ -106,6 +106,28 @@ def test_in_buckets_over_gloo(rank_pool: Any) -> None:
     rank_pool(2).run(in_buckets_over_gloo)
 
 
+def train_in_float64(rank: int, world: int) -> None:
+    """Where a weight's part of a bucket lies otherwise than new memory, products may differ."""
+    with process_group():
+        models = []
+        for writes_directly in True, False:
+            torch.manual_seed(0)
+            layers = nn.Linear(1024, 1030, bias=False), nn.Linear(1030, 3), nn.Linear(3, 1)
+            ddp = wrap(nn.Sequential(*layers).double(), writes_directly)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+            for step in range(5):
+                torch.manual_seed(10 * step + rank)
+                ddp(torch.randn(33, 1024, dtype=torch.float64)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            models.append(ddp.module)
+        assert_same_weights(*models)
+
+
+def test_float64(rank_pool: Any) -> None:
+    rank_pool(2).run(train_in_float64)
+
+
 def freeze(rank: int, world: int) -> None:
     """Frozen layers are left alone, also those that are frozen later."""
     with process_group():

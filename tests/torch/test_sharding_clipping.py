@@ -130,8 +130,21 @@ def scale(rank: int, world: int) -> None:
         assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
 
 
+def scale_differently(rank: int, world: int) -> None:
+    """Each rank would divide its part of the average by its own scale."""
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (4 + rank))
+        scaler.scale(loss_of(model, rank, 0)).backward()
+        with pytest.raises(
+            RuntimeError, match=r"step\(\): .*scaled gradients by different factors"
+        ):
+            scaler.step(optimizer)
+
+
 def test_grad_scaler(rank_pool: Any) -> None:
-    rank_pool(2).run(scale)
+    for case in scale, scale_differently:
+        rank_pool(2).run(case)
 
 
 def clip_late(rank: int, world: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -193,6 +194,11 @@ def differ_in_settings(rank: int, world: int) -> None:
         r"lr of parameter group 0: 1\.0 on rank 0, 2\.0 on rank 1": (
             lambda optimizer, state: optimizer.param_groups[0].update(lr=1.0 + rank)
         ),
+        r"weight_decay of parameter group 0: torch.float32 1\.0 on rank 0, torch.float32 1\.000": (
+            lambda optimizer, state: optimizer.param_groups[0].update(
+                weight_decay=torch.tensor(1.0 + rank * 1e-6)
+            )
+        ),
         r"states loaded: 1 on rank 0, 0 on rank 1": (
             lambda optimizer, state: optimizer.load_state_dict(state) if rank == 0 else None
         ),
@@ -215,6 +221,8 @@ def order_settings_differently(rank: int, world: int) -> None:
     model = nn.Linear(5, 7)
     optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
     (group,) = optimizer.param_groups
+    names = ["weight", "bias", "norm", "embedding"]
+    group["names"] = set(names if rank else reversed(names))
     if rank:
         group["lr"] = group.pop("lr")
     model(torch.ones(1, 5)).sum().backward()
@@ -311,17 +319,17 @@ def differ_in_construction(rank: int, world: int) -> None:
     """The first difference is told."""
     kinds = torch.optim.SGD, torch.optim.Adagrad
     cases: dict[str, Callable[[], object]] = {
-        r"weight: \(\(7, 5\).* on rank 0, \(\(7, 6\).* on rank 1": lambda: ShardedOptimizer(
-            nn.Linear(5 + rank, 7), torch.optim.SGD, lr=0.1
+        r"weight: float32\[7, 5\].* on rank 0, float32\[7, 6\].* on rank 1": lambda: (
+            ShardedOptimizer(nn.Linear(5 + rank, 7), torch.optim.SGD, lr=0.1)
         ),
         r"lr of parameter group 0: 1\.0 on rank 0, 2\.0 on rank 1": (
             lambda: ShardedOptimizer(nn.Linear(5, 7), torch.optim.SGD, lr=1.0 + rank)
         ),
-        r"optimizer: 'SGD' on rank 0, 'Adagrad' on rank 1": (
+        r"optimizer: SGD on rank 0, Adagrad on rank 1": (
             lambda: ShardedOptimizer(nn.Linear(5, 7), kinds[rank], lr=0.1)
         ),
-        r"bias: none on rank 0, \(\(7,\).* on rank 1": lambda: ShardedOptimizer(
-            nn.Linear(5, 7, bias=rank == 1), torch.optim.SGD, lr=0.1
+        r"bias: none on rank 0, float32\[7\], strides \[1\], trained on rank 1": lambda: (
+            ShardedOptimizer(nn.Linear(5, 7, bias=rank == 1), torch.optim.SGD, lr=0.1)
         ),
     }
     for text, construct in cases.items():
@@ -350,10 +358,24 @@ def scale_in_place(rank: int, world: int) -> None:
             for parameter in each.parameters():
                 if parameter.grad is not None:
                     parameter.grad /= 3.0
-                    parameter.grad *= 5.0
+                    parameter.grad.mul_(other=torch.full((1,), 5.0))
             optimizer.step()
             optimizer.zero_grad()
     assert_same_weights(model, ddp)
+    loss_of(model, rank, 0).backward()
+    weight = next(p for p in model.parameters() if p.grad is not None and p.numel() > 1)
+    with pytest.raises(RuntimeError, match=r"^mul_: gradients .* in the ranks' shards.*Hint: "):
+        weight.grad *= torch.ones_like(weight)
+
+
+def convert_afterwards(rank: int, world: int) -> None:
+    model = nn.Linear(5, 7)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    model.to(torch.bfloat16)
+    text = rf"\[rank {rank}/2\] (weight|bias) has become torch\.bfloat16\. Hint: convert .* before"
+    with pytest.raises(RuntimeError, match=text):
+        model(torch.ones(1, 5, dtype=torch.bfloat16)).sum().backward()
+    optimizer.close()
 
 
 def wrap_in_ddp(rank: int, world: int) -> None:
@@ -361,7 +383,11 @@ def wrap_in_ddp(rank: int, world: int) -> None:
     model = nn.Linear(5, 7)
     optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
     ddp = DistributedDataParallel(nn.Sequential(model, nn.ReLU()))
-    with pytest.raises(RuntimeError, match=r"DistributedDataParallel reduces 0\.weight, .*Hint: "):
+    with pytest.raises(RuntimeError, match=r"\[rank \d/2\] DistributedData.*of 0\.weight.*Hint: "):
+        ddp(torch.ones(1, 5))
+    with ddp.no_sync():
+        ddp(torch.ones(1, 5))
+    with torch.no_grad():
         ddp(torch.ones(1, 5))
     both = nn.Sequential(model, nn.Linear(7, 1))
     ignored = [f"0.{name}" for name, _ in model.named_parameters()]
@@ -389,6 +415,30 @@ def have_no_group(rank: int, world: int) -> None:
         ShardedOptimizer(nn.Linear(5, 7), torch.optim.SGD, lr=0.1)
 
 
+def fail_in_a_subgroup(rank: int, world: int) -> None:
+    """Messages have the ranks' numbers in the job."""
+    with process_group():
+        group = dist.new_group([1, 2])
+        if rank > 0:
+            model = nn.Linear(5, 7)
+            if rank == 2:
+                model.weight.data = model.weight.data[:, :4]
+            whose = "on rank 2, " if rank == 1 else ""
+            with pytest.raises(ValueError, match=rf": {whose}weight is a part of a tensor"):
+                ShardedOptimizer(model, torch.optim.SGD, lr=0.1, group=group)
+            optimizer = ShardedOptimizer(nn.Linear(5, 7), torch.optim.SGD, lr=0.1, group=group)
+            optimizer.consolidate_state_dict(1)
+            if rank == 1:
+                with pytest.raises(RuntimeError, match=r"on rank 2\. .*_state_dict\(0\)"):
+                    optimizer.state_dict()
+            optimizer.close()
+        dist.barrier()
+
+
+def test_in_a_subgroup(rank_pool: Any) -> None:
+    rank_pool(3).run(fail_in_a_subgroup)
+
+
 def test_without_a_group(rank_pool: Any) -> None:
     rank_pool(2).run(have_no_group)
 
@@ -411,6 +461,7 @@ CASES = [
     differ_in_construction,
     call_what_others_do_not,
     scale_in_place,
+    convert_afterwards,
     wrap_in_ddp,
     differentiate,
     share_gradients,

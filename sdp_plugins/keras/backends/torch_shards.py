@@ -117,7 +117,13 @@ class ShardedUpdate:
         self._places = self._find_places()
         names = [variable.path for variable, _ in self._shards]
         self._gradients = GradientBuckets(
-            group, group, layout, parameters, names[: len(parameters)], watched=names
+            group,
+            group,
+            layout,
+            parameters,
+            names[: len(parameters)],
+            watched=names,
+            owner="SMDDPStrategy",
         )
         self._gradients.synchronizing = False
         # The hooks on parameters would keep all memory, and no garbage collector sees them.

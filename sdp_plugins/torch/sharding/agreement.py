@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from enum import Enum
 from types import MappingProxyType
@@ -94,14 +94,14 @@ def mistake_of(flags: Sequence[int], group: Group, settings: Settings) -> str:
 
 def digest_of(settings: Settings) -> int:
     """A number below 2^32 that tells settings apart."""
-    return zlib.crc32(_text_of(sorted(settings.items())).encode())
+    return zlib.crc32(_text_of(settings).encode())
 
 
 def difference(group: Group, settings: Settings) -> str:
     """Which ranks have other settings than rank 0, and the first of them; a collective."""
     mine = {name: _text_of(value) for name, value in settings.items()}
     everyones = [pickle.loads(blob) for blob in group.exchange(pickle.dumps(mine))]
-    first, names = everyones[0], group.global_ranks or range(group.world_size)
+    first, names = everyones[0], list(map(group.nodes.global_rank, range(group.world_size)))
     others = [rank for rank, theirs in enumerate(everyones) if theirs != first]
     other = everyones[others[0]]
     name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
@@ -112,8 +112,20 @@ def difference(group: Group, settings: Settings) -> str:
     )
 
 
-def _text_of(settings: object) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(settings))  # functions' differ by rank
+def _text_of(value: object) -> str:
+    """What is equal for equal values: in one order, with all digits, without addresses."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {value.tolist()}"
+    if isinstance(value, Mapping):
+        items = sorted(f"{_text_of(key)}: {_text_of(one)}" for key, one in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, Set):
+        return f"{{{', '.join(sorted(map(_text_of, value)))}}}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_text_of, value))}]"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def meet(
@@ -160,15 +172,23 @@ def meet(
     return found.view_as(known), mistake
 
 
+_HOW = {
+    "closed": ": call it before destroy_process_group()",
+    "mismatch": ": call it on all ranks",
+    "timeout": ": call it on all ranks",
+}
+"""How to call what has failed, by the kind of error."""
+
+
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming(what: str, owner: str = "ShardedOptimizer") -> Iterator[None]:
     """Have errors of the core, which name an operation, tell what the program has called."""
     try:
         yield
     except SdpError as error:
-        if "ShardedOptimizer" not in str(error):
-            how = "before destroy_process_group()" if error.kind == "closed" else "on all ranks"
-            error.args = (f"{error} In ShardedOptimizer, this was {what}: call it {how}.",)
+        if owner not in str(error):
+            how = _HOW.get(error.kind, "")
+            error.args = (f"{error} In {owner}, this was {what}{how}.",)
         raise
 
 

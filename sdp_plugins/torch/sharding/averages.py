@@ -105,7 +105,10 @@ class Averages:
         gradients = self._mine(of)
         self._note(of, factor, divide)
         for gradient in gradients:
-            gradient.div_(factor) if divide else gradient.mul_(factor)
+            if divide:
+                gradient.div_(factor)
+            else:
+                gradient.mul_(factor)
 
     def clamp(self, low: Any, high: Any, of: int | None = None) -> None:
         """Limit the elements of a parameter's gradient, or of all."""
@@ -118,6 +121,7 @@ class Averages:
         """GradScaler's operation, on all gradients: all ranks find what one finds."""
         if self._found_inf is None:  # of all types at once: a rank may have gradients of some only
             gradients = self._mine()
+            self._note(None, inv_scale)
             self._meet_again()
             found = torch.zeros_like(found_inf)
             for each in {g.dtype for g in gradients}:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sdp_plugins.core import Group
 from sdp_plugins.torch.groups import smddp_group
 from sdp_plugins.torch.sharding.agreement import Settings, difference, digest_of
-from sdp_plugins.torch.sharding.gradients import OWNED
+from sdp_plugins.torch.sharding.gradients import is_sharded
 
 BY_ELEMENT = (
     torch.optim.SGD,
@@ -38,7 +38,8 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"ShardedOptimizer takes the model, then the optimizer's class, not "
-            f"{type(model).__name__}. Hint: pass some of its parameters as `params`."
+            f"{type(model).__name__}. Hint: pass the model; if only some of its parameters are "
+            "to be updated, these as `params`."
         )
     if isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -52,15 +53,18 @@ def check_model(model: Any) -> None:
             )
 
 
-def refuse_ddp(model: nn.Module, inputs: Any) -> None:
+def refuse_ddp(error_prefix: str, model: nn.Module, inputs: Any) -> None:
     """A hook before forward passes of a ShardedOptimizer's model: DDP would reduce, too."""
-    if torch.compiler.is_compiling() or (ddp := DistributedDataParallel._active_ddp_module) is None:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is None or not ddp.require_backward_grad_sync:
         return
     reduced = {n: p for n, p in ddp.module.named_parameters() if n not in ddp.parameters_to_ignore}
-    if twice := [name for name, p in reduced.items() if getattr(p, OWNED, None) == id(p)]:
+    if twice := [name for name, parameter in reduced.items() if is_sharded(parameter)]:
         raise RuntimeError(
-            f"DistributedDataParallel reduces {twice[0]}, which has a ShardedOptimizer, too. Hint: "
-            "call the model without DistributedDataParallel."
+            f"{error_prefix}DistributedDataParallel would reduce the gradient of {twice[0]}, as "
+            "its ShardedOptimizer does. Hint: call the model without DistributedDataParallel."
         )
 
 
@@ -94,7 +98,7 @@ def check_optimizer(
     if issubclass(kind, torch.optim.LBFGS):
         raise TypeError(
             "ShardedOptimizer cannot divide the work of LBFGS, which treats all parameters as one "
-            "vector. Hint: DistributedDataParallel."
+            "vector. Hint: use it with DistributedDataParallel."
         )
     if not by_parameter and kind not in (*BY_ELEMENT, *BY_PARAMETER):
         supported = ", ".join(each.__name__ for each in (*BY_ELEMENT, *BY_PARAMETER))
@@ -153,7 +157,7 @@ def find_mistake(parameters: Sequence[Tensor], names: Sequence[str]) -> str:
             return f"{name} is not a dense CPU tensor."
         if not _is_whole(parameter):
             return f"{name} is a part of a tensor, or expanded. Hint: make it contiguous()."
-        if getattr(parameter, OWNED, None) == id(parameter):
+        if is_sharded(parameter):
             return f"{name} has a ShardedOptimizer already. Hint: call its close() first."
         other = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
         if other != name:
@@ -173,9 +177,11 @@ def _is_whole(tensor: Tensor) -> bool:
     return True
 
 
-def form_of(parameter: Tensor) -> object:
-    """What of a parameter must be equal on all ranks."""
-    return tuple(parameter.shape), parameter.stride(), parameter.dtype, parameter.requires_grad
+def form_of(parameter: Tensor) -> str:
+    """What of a parameter must be equal on all ranks, for messages, too."""
+    what = f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"
+    use = "trained" if parameter.requires_grad else "frozen"
+    return f"{what}, strides {list(parameter.stride())}, {use}"
 
 
 def compare_ranks(group: Group, mistake: str, settings: Settings) -> None:
@@ -184,7 +190,7 @@ def compare_ranks(group: Group, mistake: str, settings: Settings) -> None:
     found = [blob.decode().split(" ", 1) for blob in group.exchange(mine.encode())]
     for rank, (_, theirs) in enumerate(found):
         if theirs:
-            whose = "" if rank == group.rank else f"on rank {rank}, "
+            whose = "" if rank == group.rank else f"on rank {group.nodes.global_rank(rank)}, "
             raise ValueError(f"{group.error_prefix}ShardedOptimizer: {whose}{theirs}")
     if any(theirs != found[0][0] for theirs, _ in found):
         raise ValueError(

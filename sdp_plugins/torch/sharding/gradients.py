@@ -27,13 +27,18 @@ from sdp_plugins.torch.sharding.placeholder import GradientInShards
 from sdp_plugins.torch.sharding.weights import like
 from sdp_plugins.torch.tensors import DTYPES
 
-OWNED = "_sdp_gradients_in_shards"
+_OWNED = "_sdp_gradients_in_shards"
 """Attribute of parameters whose gradients a ShardedOptimizer takes; copies have another id."""
 LARGE_NBYTES = 64 * 1024
 """Size from which gradients are not copied where only this rank reads them."""
 UNKNOWN = StepState()
 SOLE_USERS = 3
 """Tensors in the memory of a new gradient that shares it with no other: autograd's, and ours."""
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether a ShardedOptimizer takes a parameter's gradients."""
+    return getattr(parameter, _OWNED, None) == id(parameter)
 
 
 class GradientBuckets:
@@ -51,6 +56,7 @@ class GradientBuckets:
         parameters: In the order of the optimizer's.
         names: Of the parameters.
         watched: Names of what the program must change alike on all ranks; None: the parameters.
+        owner: What the program calls, for messages.
 
     Attributes:
         synchronizing: Whether backward passes give their gradients away; otherwise they
@@ -66,7 +72,9 @@ class GradientBuckets:
         parameters: Sequence[Tensor],
         names: Sequence[str],
         watched: Sequence[str] | None = None,
+        owner: str = "ShardedOptimizer",
     ) -> None:
+        self._owner = owner
         self._watched = names if watched is None else watched
         self._program, self._group = program, group
         self._layout, self._parameters, self._names = layout, parameters, names
@@ -104,7 +112,7 @@ class GradientBuckets:
             self._accumulate.append(accumulate)  # torch makes another one if nobody has it
             self._hooks.append(accumulate.register_prehook(expect))
             self._hooks.append(parameter.register_post_accumulate_grad_hook(take))
-            setattr(parameter, OWNED, id(parameter))
+            setattr(parameter, _OWNED, id(parameter))
 
     def write_in_layers(self, model: nn.Module) -> DirectGradients:
         """Have layers write large gradients here, so that they need no other memory."""
@@ -208,6 +216,12 @@ class GradientBuckets:
                 average, unless another tensor is there, too.
         """
         view = self._views[index]
+        if self._parameters[index].dtype is not view.dtype:
+            raise RuntimeError(
+                f"{self._program.error_prefix}{self._names[index]} has become "
+                f"{self._parameters[index].dtype}. Hint: convert the model before the "
+                f"{self._owner} is made."
+            )
         gradient = _plain(gradient)
         self._kept.pop(index, None)
         alike = gradient.dtype is view.dtype and gradient.stride() == view.stride()
@@ -269,7 +283,7 @@ class GradientBuckets:
             seen = self._seen
             replaced = any(self._parameters[i].grad is not each for i, each in seen.items())
         flags = flags_of(call, replaced, state)
-        with naming(call.value):
+        with naming(call.value, self._owner):
             known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
             if begins:
                 self._give_all(*known)
@@ -373,7 +387,7 @@ class GradientBuckets:
         for hook in self._hooks:
             hook.remove()
         for index in self.placeholders:
-            self._parameters[index].__dict__.pop(OWNED, None)
+            self._parameters[index].__dict__.pop(_OWNED, None)
 
     def drop(self) -> None:
         """Drop the gradients that were given to the ranks, and expect new ones."""

@@ -6,6 +6,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +30,7 @@ from sdp_plugins.torch.sharding.checks import (
     parameters_of,
     refuse_ddp,
 )
-from sdp_plugins.torch.sharding.gradients import OWNED, GradientBuckets
+from sdp_plugins.torch.sharding.gradients import GradientBuckets, is_sharded
 from sdp_plugins.torch.sharding.layout import lay_out
 from sdp_plugins.torch.sharding.piece_optimizer import PieceOptimizer, settings_of
 from sdp_plugins.torch.sharding.weights import NodeWeights
@@ -139,7 +140,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
         trained = {parameters[slot.parameter] for b in self._layout.buckets for slot in b.slots}
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
-            if parameter not in trained and getattr(parameter, OWNED, None) != id(parameter):
+            if parameter not in trained and not is_sharded(parameter):
                 broadcast(self._group, [parameter])
         self._weights = NodeWeights(self._group, self._layout, parameters)
         self._addresses = [p.data_ptr() if p in trained else None for p in parameters]
@@ -158,7 +159,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._gradients = gradients = GradientBuckets(self._program, *shared, self._names)
         made.callback(gradients.leave_parameters)
         made.callback(gradients.write_in_layers(model).leave)
-        made.callback(model.register_forward_pre_hook(refuse_ddp).remove)
+        refuse = partial(refuse_ddp, self._program.error_prefix)
+        made.callback(model.register_forward_pre_hook(refuse).remove)
         self._buffers = SynchronizedBuffers(self._program, model, lambda: gradients.synchronizing)
         made.callback(self._buffers.leave)
         self._inner = PieceOptimizer(plain, *shared, self._weights, has_masters)
@@ -274,8 +276,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if address is None and parameter.grad is not None:
                 raise RuntimeError(
                     f"{self._program.error_prefix}step(): {name} required no gradient when this "
-                    "optimizer was made, so no rank updates it. Hint: freeze parameters "
-                    "afterwards, or give them lr=0."
+                    "optimizer was made, so no rank updates it. Hint: make the optimizer "
+                    "while all parameters that train at any time require gradients."
                 )
             if address not in (None, parameter.data_ptr()):
                 raise RuntimeError(
@@ -339,7 +341,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         elif rank not in (None, self._group.rank):
             raise RuntimeError(
                 f"{self._program.error_prefix}state_dict(): the state was consolidated on rank "
-                f"{rank}. Hint: call it there, or consolidate_state_dict({self._group.rank})."
+                f"{self._program.nodes.global_rank(rank)}. Hint: call it there, or "
+                f"consolidate_state_dict({self._group.rank})."
             )
         self.state = defaultdict(dict, state)  # type: ignore[arg-type]
         try:

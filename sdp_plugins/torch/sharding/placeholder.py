@@ -76,9 +76,11 @@ class GradientInShards(Tensor):
                 norm_type = [*args[1:], *named.values(), 2.0][0]
                 of_elements = 2.0 if norm_type == "fro" else norm_type  # torch.norm's default
                 return me.averages.norm(me.parameter, float(of_elements))
-            if function in (Tensor.mul_, Tensor.div_) and len(args) == 2 and not named:
-                me.averages.scale(args[1], me.parameter, function is Tensor.div_)
-                return me
+            if function in (Tensor.mul_, Tensor.div_) and named.keys() <= {"other"}:
+                factors = [*args[1:], *named.values()]
+                if len(factors) == 1 and _is_number(factors[0]):
+                    me.averages.scale(float(factors[0]), me.parameter, function is Tensor.div_)
+                    return me
             if function is Tensor.clamp_ and len(args) == 1 and named.keys() <= {"min", "max"}:
                 me.averages.clamp(named.get("min"), named.get("max"), me.parameter)
                 return me
@@ -86,9 +88,14 @@ class GradientInShards(Tensor):
             name = function.__self__.__name__  # type: ignore[attr-defined]
         raise RuntimeError(
             f"{name}: gradients of a ShardedOptimizer are averaged in the ranks' shards and cannot "
-            "be read. Hint: torch's clip_grad_norm_() and clip_grad_value_() work, as do those of "
-            "the optimizer; zero_grad(), without set_to_none=False, before the next backward pass."
+            "be read. Hint: call step() of the ShardedOptimizer, not of the optimizer inside; "
+            "torch's clip_grad_norm_() and clip_grad_value_() work, as do those of the optimizer; "
+            "zero_grad(), without set_to_none=False, before the next backward pass."
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return "<gradient in the ranks' shards>"
+
+
+def _is_number(factor: Any) -> bool:
+    return not isinstance(factor, Tensor) or (factor.numel() == 1 and not factor.is_complex())
