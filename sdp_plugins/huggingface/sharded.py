@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import wrapt
 
@@ -23,10 +23,6 @@ SHARDED = "smddp_sharded"
 
 ADAFACTOR = "transformers.optimization.Adafactor"
 """Its update of a parameter depends on no other; with ``relative_step`` neither."""
-
-
-_without_optimizer: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Hooks of prepared models until their optimizers are prepared."""
 
 
 def patch_state(partial_state: Any) -> None:
@@ -74,12 +70,10 @@ def prepare_model(
     """Prepare a model as for evaluation, in which accelerate does not wrap it in DDP."""
     if not evaluation_mode:
         if not hasattr(accelerator, "_smddp_models"):
-            accelerator._smddp_models = WeakSet()
-        accelerator._smddp_models.add(model)
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        if trains and model not in _without_optimizer:
-            hook = model.register_forward_pre_hook(refuse_plain_optimizers)
-            _without_optimizer[model] = hook
+            accelerator._smddp_models = WeakKeyDictionary()
+        stop_refusing(accelerator, model)
+        refuse = functools.partial(refuse_plain_optimizers, id(model))  # copies have another id
+        accelerator._smddp_models[model] = model.register_forward_pre_hook(refuse)
     return theirs(accelerator, model, device_placement, evaluation_mode=True)
 
 
@@ -98,8 +92,7 @@ def prepare_optimizer(
             kind = type(optimizer)
             by_parameter = f"{kind.__module__}.{kind.__name__}" == ADAFACTOR
             sharded = ShardedOptimizer(model, optimizer, by_parameter=by_parameter)
-            if hook := _without_optimizer.pop(model, None):
-                hook.remove()
+            stop_refusing(accelerator, model)
             return theirs(accelerator, sharded, *args, **kwargs)
     raise ValueError(
         f"{SHARDED}: the optimizer's parameters belong to no prepared model, or to several. "
@@ -164,15 +157,22 @@ def owner_of(accelerator: Any, parameters: list[Any]) -> Any:
     return None
 
 
-def refuse_plain_optimizers(model: Any, inputs: Any) -> None:
-    """Before a forward pass: a prepared model, not its copy, has a sharded optimizer to train."""
+def stop_refusing(accelerator: Any, model: Any) -> None:
+    """Remove a model's hook, if it has one."""
+    if hook := accelerator._smddp_models.get(model):
+        hook.remove()
+
+
+def refuse_plain_optimizers(prepared: int, model: Any, inputs: Any) -> None:
+    """Before a forward pass: what is trained of a prepared model has a sharded optimizer."""
     import torch
 
     from sdp_plugins.torch.sharding.gradients import is_sharded
 
-    if model not in _without_optimizer or not (model.training and torch.is_grad_enabled()):
+    if id(model) != prepared or not (model.training and torch.is_grad_enabled()):
         return
-    if not any(map(is_sharded, model.parameters())):
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if trained and not any(map(is_sharded, trained)):
         raise RuntimeError(
             f"{SHARDED}: the model is trained, but no optimizer of it is prepared, so ranks would "
             "train different weights. Hint: Accelerator.prepare(model, optimizer)."
