@@ -19,7 +19,7 @@ from sdp_plugins.flight.wait_report import report
 from tests.core.rendezvous_cases import FileStore
 from tests.ranks import HANG_S, Ranks, say
 
-LONG_S = 60.0
+LONG_S = HANG_S  # a look from outside starts a process, which may take a minute
 
 
 def job_of(ranks: Ranks) -> Job:

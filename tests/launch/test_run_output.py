@@ -64,6 +64,7 @@ def test_reader_that_leaves_ends_the_job(script: Script) -> None:
 LOUD = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 count = pathlib.Path(__file__).with_name(f"count {rank}")
+count.write_text("0")  # another rank may fill the launcher's memory before this one's first text
 for i in range(1, 1 << 30):
     sys.stdout.write(("x" * 99 + "\\n") * 600)
     count.write_text(str(i))
