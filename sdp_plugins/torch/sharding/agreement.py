@@ -19,6 +19,7 @@ from sdp_plugins.core.rank_names import name_ranks
 
 Settings = Mapping[str, object]
 """What must be equal on all ranks, by names for messages."""
+NO_SETTINGS: Settings = MappingProxyType({})
 
 
 class Call(Enum):
@@ -39,7 +40,7 @@ class StepState(NamedTuple):
     """
 
     changes: int = 0
-    settings: Settings = MappingProxyType({})
+    settings: Settings = NO_SETTINGS
 
 
 def flags_of(call: Call, replaced: bool, state: StepState) -> list[int]:
@@ -51,7 +52,7 @@ def flags_of(call: Call, replaced: bool, state: StepState) -> list[int]:
         state: Of this rank.
     """
     flags = [int(call is each) for each in Call] + [int(replaced)]
-    for digest in state.changes, digest_of(state.settings):
+    for digest in state.changes, zlib.crc32(text_of(state.settings).encode()):
         numbers = digest.to_bytes(4, "little")
         flags += [*numbers, *(255 - number for number in numbers)]
     return flags
@@ -92,14 +93,9 @@ def mistake_of(flags: Sequence[int], group: Group, settings: Settings) -> str:
     return ""
 
 
-def digest_of(settings: Settings) -> int:
-    """A number below 2^32 that tells settings apart."""
-    return zlib.crc32(_text_of(settings).encode())
-
-
 def difference(group: Group, settings: Settings) -> str:
     """Which ranks have other settings than rank 0, and the first of them; a collective."""
-    mine = {name: _text_of(value) for name, value in settings.items()}
+    mine = {name: text_of(value) for name, value in settings.items()}
     everyones = [pickle.loads(blob) for blob in group.exchange(pickle.dumps(mine))]
     first, names = everyones[0], list(map(group.nodes.global_rank, range(group.world_size)))
     others = [rank for rank, theirs in enumerate(everyones) if theirs != first]
@@ -112,19 +108,19 @@ def difference(group: Group, settings: Settings) -> str:
     )
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
     """What is equal for equal values: in one order, with all digits, without addresses."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensor):
         return f"{value.dtype} {value.tolist()}"
     if isinstance(value, Mapping):
-        items = sorted(f"{_text_of(key)}: {_text_of(one)}" for key, one in value.items())
+        items = sorted(f"{text_of(key)}: {text_of(one)}" for key, one in value.items())
         return f"{{{', '.join(items)}}}"
     if isinstance(value, Set):
-        return f"{{{', '.join(sorted(map(_text_of, value)))}}}"
+        return f"{{{', '.join(sorted(map(text_of, value)))}}}"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_text_of, value))}]"
+        return f"[{', '.join(map(text_of, value))}]"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch import internals
-from sdp_plugins.torch.sharding.agreement import Call, Settings, StepState
+from sdp_plugins.torch.sharding.agreement import NO_SETTINGS, Call, Settings, StepState
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece
 from sdp_plugins.torch.sharding.weights import like
@@ -57,7 +57,7 @@ class Averages:
         self._gradients.drop()
 
     def compute(
-        self, new: Mapping[int, int] | None = None, settings: Settings | None = None
+        self, new: Mapping[int, int] | None = None, settings: Settings = NO_SETTINGS
     ) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
@@ -71,7 +71,6 @@ class Averages:
         """
         if self.computed and self._gradients.are_dropped():
             self.drop()
-        settings = settings or {}
         if self.computed:
             if new is not None:
                 state = StepState(self._changes, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch.groups import smddp_group
-from sdp_plugins.torch.sharding.agreement import Settings, difference, digest_of
+from sdp_plugins.torch.sharding.agreement import Settings, difference, text_of
 from sdp_plugins.torch.sharding.gradients import is_sharded
 
 BY_ELEMENT = (
@@ -186,8 +187,8 @@ def form_of(parameter: Tensor) -> str:
 
 def compare_ranks(group: Group, mistake: str, settings: Settings) -> None:
     """Refuse ranks with mistakes, or with other settings than rank 0; a collective."""
-    mine = f"{digest_of(settings)} {mistake}"
-    found = [blob.decode().split(" ", 1) for blob in group.exchange(mine.encode())]
+    digest = hashlib.sha256(text_of(settings).encode()).hexdigest()
+    found = [blob.decode().split(" ", 1) for blob in group.exchange(f"{digest} {mistake}".encode())]
     for rank, (_, theirs) in enumerate(found):
         if theirs:
             whose = "" if rank == group.rank else f"on rank {group.nodes.global_rank(rank)}, "
