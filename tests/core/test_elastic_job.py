@@ -228,6 +228,7 @@ def test_a_rank_that_stops_while_they_regroup_is_left_out() -> None:
 def be_alone(rank: int, world: int) -> object:
     """The others may live, and have a network between them: who is alone must not go on."""
     job = ElasticJob.from_env(timeout_s=TIMEOUT_S)
+    total(job)
     job.group.timeout_s = STOPPED_S
     if rank > 0:
         say(os.getpid())

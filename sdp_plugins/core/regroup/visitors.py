@@ -6,6 +6,7 @@ import logging
 import selectors
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from ..rendezvous.failure import RendezvousFailure
@@ -40,6 +41,7 @@ class Visitors:
         self.refusal: RendezvousFailure | None = None
         """Why the others go on without this rank, as one of them has told it."""
         self._listener = listener
+        self._arrivals = count()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener.socket, selectors.EVENT_READ)
 
@@ -50,12 +52,12 @@ class Visitors:
     def look(self) -> None:
         """Accept who has come, read what they say, and forget those that have gone."""
         for key, _ in self._selector.select(0):
-            if key.data is None:
-                for connection in self._listener.accept():
-                    self._selector.register(connection, selectors.EVENT_READ, connection)
-                    self._read(connection)
-            else:
-                self._read(key.data)
+            if isinstance(key.fileobj, Connection):
+                self._read(key.fileobj)
+                continue
+            for connection in self._listener.accept():
+                self._selector.register(connection, selectors.EVENT_READ, next(self._arrivals))
+                self._read(connection)
 
     def _read(self, connection: Connection) -> None:
         try:
@@ -77,7 +79,14 @@ class Visitors:
             hint = "install the same version of sdp_plugins for all ranks"
             refuse(connection, RendezvousFailure.refused(what, hint))
             raise
-        self.known[hello.member.handle] = Visitor(connection, hello)
+        handle = hello.member.handle
+        # A rank connects for each regrouping, and what it said for the last one may be read later.
+        known = self.known.get(handle)
+        if known is None or self._arrival(known.connection) <= self._arrival(connection):
+            self.known[handle] = Visitor(connection, hello)
+
+    def _arrival(self, connection: Connection) -> int:
+        return int(self._selector.get_key(connection).data)
 
     def tell_joining(self, roster: Roster) -> int:
         """Tell those that ask to join who is in the job now: another one leads; return how many."""
@@ -105,8 +114,8 @@ class Visitors:
     def close(self) -> None:
         """Hang up, and refuse whoever else comes."""
         for key in list((self._selector.get_map() or {}).values()):  # none if closed before
-            if key.data is not None:
-                self._drop(key.data)
+            if isinstance(key.fileobj, Connection):
+                self._drop(key.fileobj)
         self._selector.close()
         self._listener.close()
 
