@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,14 @@ def training(rank: int, world: int, in_graph: bool) -> dict[str, Any]:
             return strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
 
         compiled = traced(train, in_graph)
-        losses = [float(compiled(batch)) for _ in range(2) for batch in data]
+        losses, after_steps = [], []
+        for batch in chain(data, data):
+            losses.append(float(compiled(batch)))
+            variables = (*optimizer.variables, *model.weights)
+            after_steps.append([variable.numpy().copy() for variable in variables])
         return {
             "losses": losses,
+            "after_steps": after_steps,
             "metric": float(seen.result()),
             "weights": model.get_weights(),
             "iterations": int(optimizer.iterations.numpy()),
@@ -87,8 +93,10 @@ def test_training_equals_one_rank(
     for other in others:
         assert other["losses"] == first["losses"]
         assert other["metric"] == first["metric"]
-        for one, two in zip(first["weights"], other["weights"], strict=True):
-            np.testing.assert_array_equal(one, two)
+        for step, both in enumerate(zip(first["after_steps"], other["after_steps"], strict=True)):
+            for variable, (one, two) in enumerate(zip(*both, strict=True)):
+                where = f"variable {variable} after step {step}"
+                np.testing.assert_array_equal(one, two, where)
     np.testing.assert_allclose(first["losses"], alone["losses"], rtol=1e-5)
     np.testing.assert_allclose(first["metric"], alone["metric"], rtol=1e-5)
     for one, single in zip(first["weights"], alone["weights"], strict=True):
