@@ -60,15 +60,7 @@ def prepared(plan: Plan, rank: int) -> Iterator[None]:
     keras.config.set_floatx(floats)
     keras.config.set_dtype_policy(plan.dtype)
     keras.utils.set_random_seed(plan.seed % 2**31 + 7 * rank)
-    if plan.backend == "jax":
-        import jax
-
-        jax.config.update("jax_enable_x64", plan.dtype == "float64")
-    if plan.backend == "tensorflow":
-        import tensorflow as tf
-
-        options = {"disable_meta_optimizer": not plan.fit.get("optimize_graph", False)}
-        tf.config.optimizer.set_experimental_options(options)
+    configure(plan.backend, plan.dtype == "float64", plan.fit.get("optimize_graph", False))
     apply_mask = loss_module.apply_mask
     if plan.backend == "torch":
         loss_module.apply_mask = on_a_copy(apply_mask)
@@ -78,6 +70,20 @@ def prepared(plan: Plan, rank: int) -> Iterator[None]:
         loss_module.apply_mask = apply_mask
         keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
+        configure(plan.backend)
+
+
+def configure(backend: str, float64: bool = False, optimize_graph: bool = True) -> None:
+    """Set what the backend has for the whole process; the defaults are the backend's."""
+    if backend == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", float64)
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        options = {"disable_meta_optimizer": not optimize_graph}
+        tf.config.optimizer.set_experimental_options(options)
 
 
 def on_a_copy(apply_mask: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from stress.keras import heads, training
 from stress.keras.compare import is_finite
+from stress.keras.job import prepared
 from stress.keras.layers import LAYERS
 from stress.keras.plan import Plan, case
 from stress.keras.reduce import candidates, reduced
 from stress.keras.run import LIMIT_S, Runner
-from tests.keras.first_ranks import BACKENDS, PROCESSES, environment
+from tests.keras.first_ranks import BACKENDS, PROCESSES, environment, on_ranks
 
 SEED = 1
 CASES = {
@@ -40,6 +43,27 @@ def test_random_models_equal_one_process(rank_pools: Any, backend: str, index: i
     plan = case(backend, SEED, index)
     outcome = runner(rank_pools, backend).run(plan)
     assert outcome.kind == "equal", f"{outcome.text}\n{plan.describe()}"
+
+
+def options_of_the_process() -> Any:
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.config.read("jax_enable_x64")
+    import tensorflow as tf
+
+    return tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
+
+
+@on_ranks(1, ["tensorflow", "jax"])
+def test_other_tests_find_the_backend_as_it_was(rank: int, world: int) -> None:
+    """TensorFlow rounds otherwise where it does not optimize graphs."""
+    before = options_of_the_process()
+    drawn = case(keras.backend.backend(), SEED, 0)
+    plan = replace(drawn, dtype="float64", fit={**drawn.fit, "optimize_graph": False})
+    with prepared(plan, rank):
+        assert options_of_the_process() != before
+    assert options_of_the_process() == before
 
 
 @pytest.mark.parametrize(
