@@ -17,10 +17,8 @@ from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.gloo_peer_monitor import elsewhere, monitored_by, send_farewells
 from sdp_plugins.torch.store import TorchStore
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, meet, on_node
-from tests.ranks import Start, free_port, say
+from tests.ranks import HANG_S, Start, free_port, say
 
-LONG_S = 60.0
-"""Nobody may wait until a time-out."""
 MUCH = 2**23
 
 
@@ -38,7 +36,7 @@ def test_everyone_is_noticed_by_another_node(layout: str) -> None:
 
 
 def reduce_for_ever(rank: int, world: int, layout: str, root: str) -> None:
-    with meet(layout, root, "g", timeout_s=LONG_S) as group:
+    with meet(layout, root, "g", timeout_s=HANG_S) as group:
         data = np.zeros(MUCH, np.float32)
         group.all_reduce(data)
         say("going")
@@ -77,7 +75,7 @@ def reduce_with_a_store(rank: int, world: int, port: int) -> None:
     with (
         on_node(rank),
         Group.from_store(
-            TorchStore(store), rank, world, timeout_s=LONG_S, network=GlooNetwork(store)
+            TorchStore(store), rank, world, timeout_s=HANG_S, network=GlooNetwork(store)
         ) as group,
     ):
         data = np.zeros(MUCH, np.float32)

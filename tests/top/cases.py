@@ -11,18 +11,17 @@ from sdp_plugins.flight.choice import job_here
 from sdp_plugins.top.figures import GroupFigures
 from sdp_plugins.top.job_watch import JobWatch
 from sdp_plugins.top.sampling import Sampling
-from tests.ranks import Ranks, say
+from tests.ranks import HANG_S, Ranks, say
 
-LONG_S = 60.0
 BYTES = 400
 PAUSE_S = 0.04
 
 
 def train(rank: int, world: int, slow: int) -> None:
     """Steps of three operations; one rank takes longer, and none if it is -1."""
-    with Group.from_env(name="seen", timeout_s=LONG_S) as group:
+    with Group.from_env(name="seen", timeout_s=HANG_S) as group:
         data, other = np.ones(BYTES // 4, np.float32), np.ones(BYTES // 8)
-        end = time.monotonic() + LONG_S
+        end = time.monotonic() + HANG_S
         group.barrier()
         say("going")
         while time.monotonic() < end:
