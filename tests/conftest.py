@@ -49,10 +49,19 @@ MOST_POOLS = 4  # of a session: ranks of Keras grow to 1 GB each, and five sessi
 class Pools(dict[object, RankPool]):
     """Pools of ranks, each started when it is needed; the least recently used ones end."""
 
-    def pool(self, n: int, kind: str = "", env: Mapping[str, str] | None = None) -> RankPool:
-        """n ranks for tests of a kind that must not share them with others, in an environment."""
-        key = (n, kind, frozenset((env or {}).items()))
-        self[key] = self.pop(key, None) or RankPool(n, env)
+    def pool(
+        self,
+        n: int,
+        kind: str = "",
+        env: Mapping[str, str] | None = None,
+        module: str | None = None,
+    ) -> RankPool:
+        """n ranks for tests of a kind that must not share them with others.
+
+        In an environment, if there is one; and then with a module that is imported once for all.
+        """
+        key = (n, kind, frozenset((env or {}).items()), module)
+        self[key] = self.pop(key, None) or RankPool(n, env, module)
         for old in list(self)[:-MOST_POOLS]:
             self.pop(old).close()
         return self[key]

@@ -1,7 +1,8 @@
 """Processes forked from one that has imported what they need: a rank with torch starts at once.
 
-A server belongs to a folder of tests and imports its modules as functions of them are asked for. It
-forks twice, so that what it forks are children of the test process, which adopts orphans.
+Servers belong to a folder of tests, whose modules they import as functions of them are asked for,
+or to a pool with an environment of its own. They fork twice, so that what they fork are children of
+the test process, which adopts orphans.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 SERVER = Path(__file__).with_name("rank_child.py")
 PR_SET_CHILD_SUBREAPER = 36
-# Those of one server have the same addresses and hashes. Ranks of a job must not all have these.
-SERVERS_OF_A_FOLDER = 2
+# What one server forks has the same addresses and hashes. Ranks of a job must not all have these.
+SERVERS = 2
 START_LIMIT_S = 200.0  # imports on a busy machine
 
-_servers: dict[tuple[str, int], ForkServer] = {}
+_open: set[ForkServer] = set()
+_of_folder: dict[str, ForkServers] = {}  # of one at most
 
 
 def adopt_orphans() -> None:
@@ -32,54 +34,76 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def fork(module: str, which: int, environment: Mapping[str, str], *fds: int) -> Forked:
-    """A process that serves cases (`rank_child.serve`) and has imported a module.
+Fork = Callable[[int, Mapping[str, str], int, int], "Forked"]
+"""Makes a process that serves cases (`rank_child.serve`) out of one that has imported a module.
 
-    Args:
-        module: Its folder's server forks the process; servers of other folders end.
-        which: Of a job's processes: neighbours come from different servers.
-        environment: All of it.
-        *fds: The connection to serve, and the output.
-    """
-    folder = module.rpartition(".")[0]
-    if any(other != folder for other, _ in _servers):
-        close_servers()
-    if not _servers:  # they import at the same time
-        _servers.update({(folder, i): ForkServer(module) for i in range(SERVERS_OF_A_FOLDER)})
-    return _servers[folder, which % SERVERS_OF_A_FOLDER].fork(module, environment, *fds)
+Its arguments: which one of a job's it is, as neighbours come from different servers; all of its
+environment; the connection to serve; and the output.
+"""
+
+
+def forks_of(module: str) -> Fork:
+    """Forks of the servers of the module's folder; at the first one, those of other folders end."""
+
+    def fork(which: int, environment: Mapping[str, str], *fds: int) -> Forked:
+        folder = module.rpartition(".")[0]
+        if folder not in _of_folder:
+            close_servers()
+            _of_folder[folder] = ForkServers(module, os.environ)
+        return _of_folder[folder].fork(module, which, environment, *fds)
+
+    return fork
+
+
+def close_servers() -> None:
+    """End the servers of folders; what they have forked goes on."""
+    while _of_folder:
+        _of_folder.popitem()[1].close()
 
 
 def server_pids() -> set[int]:
-    """The servers' process ids."""
-    return {server.process.pid for server in _servers.values()}
+    """All servers' process ids."""
+    return {server.process.pid for server in _open}
 
 
 def server_fds() -> set[int]:
     """The descriptors that belong to servers."""
-    return {server.socket.fileno() for server in _servers.values()}
+    return {server.socket.fileno() for server in _open}
 
 
-def close_servers() -> None:
-    """End all servers; what they have forked goes on."""
-    while _servers:
-        _servers.popitem()[1].close()
+class ForkServers:
+    """Servers with a module and an environment in common."""
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        # They import at the same time.
+        self._servers = [ForkServer(module, environment) for _ in range(SERVERS)]
+
+    def fork(self, module: str, which: int, environment: Mapping[str, str], *fds: int) -> Forked:
+        """A `Fork` with a module, which all later ones then have, too."""
+        return self._servers[which % SERVERS].fork(module, environment, *fds)
+
+    def close(self) -> None:
+        """End them; what they have forked goes on."""
+        for server in self._servers:
+            server.close()
 
 
 class ForkServer:
     """A process that imports, and forks."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         adopt_orphans()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(START_LIMIT_S)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, str(SERVER), "forks", str(theirs.fileno()), str(os.getpid())],
-                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                env={"OMP_NUM_THREADS": "1", **environment},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # not for a terminal's Ctrl-C
             )
+        _open.add(self)
         self.socket.send(pickle.dumps((sys.path, module)))
 
     def fork(self, module: str, environment: Mapping[str, str], *fds: int) -> Forked:
@@ -89,6 +113,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server."""
+        _open.discard(self)
         self.socket.close()
         try:
             self.process.wait(60)

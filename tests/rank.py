@@ -17,7 +17,7 @@ from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from tests.forked import Forked, fork
+from tests.forked import Fork, Forked
 
 CHILD = Path(__file__).with_name("rank_child.py")
 HANG_S = 200.0
@@ -54,8 +54,8 @@ class RankFailure(AssertionError):
 class Rank:
     """One rank's process."""
 
-    def __init__(self, rank: int, environment: Mapping[str, str], module: str | None) -> None:
-        """Start it: forked with a module in it, or with an interpreter of its own."""
+    def __init__(self, rank: int, environment: Mapping[str, str], fork: Fork | None) -> None:
+        """Start it: forked, or with an interpreter of its own."""
         self.rank = rank
         self.connection, theirs = Pipe()
         # Shared with the rank, offset and all: so it appends.
@@ -64,14 +64,14 @@ class Rank:
         self._said: list[Any] = []
         self._outcome: Outcome | None = None
         with theirs:
-            self.process = self._start(environment, module, theirs.fileno())
+            self.process = self._start(environment, fork, theirs.fileno())
         self.pidfd = os.pidfd_open(self.process.pid)  # a forked child may hold the connection open
 
     def _start(
-        self, environment: Mapping[str, str], module: str | None, theirs: int
+        self, environment: Mapping[str, str], fork: Fork | None, theirs: int
     ) -> subprocess.Popen[bytes] | Forked:
-        if module:
-            return fork(module, self.rank, environment, theirs, self._output.fileno())
+        if fork:
+            return fork(self.rank, environment, theirs, self._output.fileno())
         process = subprocess.Popen(
             [sys.executable, str(CHILD), "serves", str(theirs), str(os.getpid())],
             env=dict(environment),

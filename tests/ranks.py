@@ -32,9 +32,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.forked import Fork, ForkServers, forks_of
 from tests.rank import HANG_S, Outcome, Rank, RankFailure, report
 
 Function = Callable[..., Any] | str
@@ -72,13 +74,11 @@ def job_environment(world: int) -> dict[str, str]:
     }
 
 
-def rank_environment(
-    rank: int, job: Mapping[str, str], extra: Mapping[str, str | None] | None
-) -> dict[str, str]:
+def rank_environment(extra: Mapping[str, str | None] | None, **of_rank: str) -> dict[str, str]:
     """A rank's whole environment; a variable that is None in `extra` is left out."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_LAUNCHERS)}
     env.setdefault("OMP_NUM_THREADS", "1")  # ranks share two cores
-    env.update(job, RANK=str(rank), LOCAL_RANK=str(rank), PYTHONUNBUFFERED="1")
+    env.update(of_rank, PYTHONUNBUFFERED="1")
     for name, value in (extra or {}).items():
         env.pop(name, None)
         if value is not None:
@@ -163,22 +163,30 @@ class Ranks:
             raise RankFailure(text, [rank.outcome(0) for rank in self.ranks])
 
 
-def module_of(function: Function, env: Mapping[str, str | None] | None) -> str | None:
-    """What ranks may have imported before they start, None if nothing.
+def forks_for(function: Function, env: Mapping[str, str | None] | None) -> Fork | None:
+    """What forks ranks with a function's module in them; None for interpreters of their own.
 
-    Nothing where they have an environment of their own, which may be read in imports, and nothing
-    for a source, which is to be a whole program.
+    Ranks have these where an import may read their environment, and for a source, which is to be a
+    whole program.
     """
-    return None if env or isinstance(function, str) else function.__module__
+    return None if env or isinstance(function, str) else forks_of(function.__module__)
 
 
-def spawn(n: int, env: Mapping[str, str | None] | None = None, module: str | None = None) -> Ranks:
+def start_rank(
+    rank: int, job: Mapping[str, str], env: Mapping[str, str | None] | None, fork: Fork | None
+) -> Rank:
+    """Start an idle rank of a job."""
+    own = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return Rank(rank, rank_environment(env, **own), fork)
+
+
+def spawn(n: int, env: Mapping[str, str | None] | None = None, fork: Fork | None = None) -> Ranks:
     """Start n idle ranks of a new job."""
     job = job_environment(n)
     ranks = Ranks([], job)
     try:
         for rank in range(n):
-            ranks.ranks.append(Rank(rank, rank_environment(rank, job, env), module))
+            ranks.ranks.append(start_rank(rank, job, env, fork))
     except BaseException:
         ranks.close()
         raise
@@ -189,7 +197,7 @@ def start_ranks(
     n: int, function: Function, *args: Any, env: Mapping[str, str | None] | None = None
 ) -> Ranks:
     """Start `function(rank, world, *args)` on n fresh ranks and return their handles."""
-    ranks = spawn(n, env, module_of(function, env))
+    ranks = spawn(n, env, forks_for(function, env))
     ranks.give(function, args, {})
     return ranks
 
@@ -217,13 +225,19 @@ class RankPool:
     """n ranks that run many cases one after the other; replaced by fresh ones after a failure.
 
     Every case gets a new SDP_JOB_ID and MASTER_PORT. A case of `run` may keep objects in
-    `ranks.kept`; not where ranks that were lost in a case of `start` are replaced.
+    `ranks.kept`; not where ranks that were lost in a case of `start` are replaced. Ranks with an
+    environment have interpreters of their own, or are forked from two that have the same one and
+    have imported `module`.
     """
 
-    def __init__(self, n: int, env: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self, n: int, env: Mapping[str, str | None] | None = None, module: str | None = None
+    ) -> None:
         self.n = n
         self.env = env
         self.ranks: Ranks | None = None
+        self._module = module
+        self._servers: ForkServers | None = None
 
     def pids(self) -> set[int]:
         """The ranks' process ids."""
@@ -237,9 +251,9 @@ class RankPool:
     @contextmanager
     def start(self, function: Function, *args: Any) -> Iterator[Ranks]:
         """Start `function(rank, world, *args)` on all ranks; at the end replace those not idle."""
-        module = module_of(function, self.env)
+        fork = self._fork(function)
         if self.ranks is None:
-            self.ranks = spawn(self.n, self.env, module)
+            self.ranks = spawn(self.n, self.env, fork)
         job = self.ranks.environment = job_environment(self.n)
         for rank in self.ranks:
             rank._output.truncate(0)
@@ -253,10 +267,20 @@ class RankPool:
         for i, rank in enumerate(self.ranks):
             if not rank.idle:
                 rank.destroy()
-                self.ranks.ranks[i] = Rank(i, rank_environment(i, job, self.env), module)
+                self.ranks.ranks[i] = start_rank(i, job, self.env, fork)
+
+    def _fork(self, function: Function) -> Fork | None:
+        if self._module is None:
+            return forks_for(function, self.env)
+        if self._servers is None:
+            self._servers = ForkServers(self._module, rank_environment(self.env))
+        return partial(self._servers.fork, self._module)
 
     def close(self) -> None:
         """Let the ranks end; fails when one hangs or crashes at its exit."""
+        if self._servers is not None:
+            self._servers.close()
+            self._servers = None
         if self.ranks is not None:
             ranks, self.ranks = self.ranks, None
             with ranks:

@@ -12,6 +12,7 @@ from stress.chaos.jobs import SIGNALS, Job
 from stress.chaos.leftovers import Leftovers
 from stress.chaos.promises import EXIT_S, LONGEST_S, Fate, Verdict, judge, victim_has_to_end
 from stress.chaos.rank import run_rank
+from tests.forked import forks_of
 from tests.rank import Rank
 from tests.ranks import Ranks, spawn
 
@@ -116,7 +117,7 @@ def play(job: Job) -> tuple[Verdict, str]:
     """Run a job under the tests' own starter; return the verdict and the ranks' output."""
     before = Leftovers.now()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with spawn(job.world, None, "stress.chaos.ready") as ranks:
+    with spawn(job.world, None, forks_of("stress.chaos.ready")) as ranks:
         ranks.give(run_rank, (job, store.port), {})
         playing = Play(job, ranks)
         playing.play()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from stress.soak.growth import described, growth
 from stress.soak.rank import CHECKPOINT, Settings, soak
 from stress.soak.spoiling import WAYS
-from tests.forked import close_servers
+from tests.forked import close_servers, forks_of
 from tests.rank import RankFailure
 from tests.ranks import Ranks, spawn
 
@@ -42,7 +42,7 @@ def run(world: int, settings: Settings, progress: bool = False) -> list[dict[str
         RankFailure: A rank failed.
     """
     limit_s = settings.seconds + GRACE_S
-    with spawn(world, None, "stress.soak.ready") as ranks:
+    with spawn(world, None, forks_of("stress.soak.ready")) as ranks:
         ranks.give(soak, (settings,), {})
         if progress:
             listen(ranks, limit_s)

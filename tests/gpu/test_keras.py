@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("keras")
@@ -9,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="there is no GPU")
-@pytest.mark.parametrize("flags", ["1", "0"])
-def test_trains_as_on_cpus(flags: str) -> None:
+def test_trains_as_on_cpus(rank_pools: Any) -> None:
+    from tests.keras.first_ranks import first_ranks
     from tests.keras.test_torch_devices import assert_trains_as_on_cpus
 
-    assert_trains_as_on_cpus("cuda", flags)
+    assert_trains_as_on_cpus("cuda", lambda backend, n: first_ranks(rank_pools, backend, n))

@@ -121,7 +121,12 @@ def part(
 
 def first_ranks(rank_pools: Any, backend: str, n: int) -> FirstRanks:
     """n kept ranks with Keras on a backend."""
-    return FirstRanks(rank_pools.pool(PROCESSES, env=environment(backend)), n)
+    return FirstRanks(processes(rank_pools, backend), n)
+
+
+def processes(rank_pools: Any, backend: str) -> RankPool:
+    """The kept processes of a backend."""
+    return rank_pools.pool(PROCESSES, env=environment(backend), module="sdp_plugins.keras")
 
 
 def on_ranks(

@@ -17,7 +17,7 @@ from stress.keras.layers import LAYERS
 from stress.keras.plan import Plan, case
 from stress.keras.reduce import candidates, reduced
 from stress.keras.run import LIMIT_S, Runner
-from tests.keras.first_ranks import BACKENDS, PROCESSES, environment, on_ranks
+from tests.keras.first_ranks import BACKENDS, on_ranks, processes
 
 SEED = 1
 CASES = {
@@ -32,7 +32,7 @@ PLANS = 3000
 
 def runner(rank_pools: Any, backend: str, spoil: str = "") -> Runner:
     """On the processes of the other tests."""
-    return Runner(rank_pools.pool(PROCESSES, env=environment(backend)), spoil)
+    return Runner(processes(rank_pools, backend), spoil)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 
 from tests.keras.first_ranks import environment
 from tests.ranks import run_ranks
@@ -21,8 +20,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def on_device(device: str) -> None:
-    """Make a device Keras' default, before Keras is imported."""
+def on_cpus(rank: int, world: int) -> dict[str, list[Any]]:
+    return {name: fit(rank, "cpu", name) for name in OPTIONS}
+
+
+def on_device(rank: int, world: int, device: str) -> list[tuple[str, list[Any]]]:
+    """What models come to with flags between device and CPU, and one without them."""
     os.environ["KERAS_TORCH_DEVICE"] = device
     if device == "simdev":
         from sdp_plugins.torch.accelerator.drivers import register_driver
@@ -31,15 +34,11 @@ def on_device(device: str) -> None:
 
         simdev.load()
         register_driver("simdev", SimulatedDriver())
-
-
-def run_all(rank: int, world: int, device: str, names: list[str]) -> list[Any]:
-    on_device(device)
-    found = [fit(rank, device, name) for name in names]
+    found = [(name, fit(rank, device, name)) for name in OPTIONS]
+    os.environ["SDP_DEVICE_FLAGS"] = "0"
+    found.append(("adam", fit(rank, device, "adam")))  # both ways have the same gradients
     if device == "simdev":
         import torch
-
-        from tests import simdev
 
         torch.accelerator.synchronize()
         assert simdev.registered() == {}
@@ -80,19 +79,17 @@ def fit(rank: int, device: str, name: str) -> list[Any]:
     return [*weights, predicted, *history.history.values()]
 
 
-@pytest.mark.parametrize("flags", ["1", "0"])
-def test_trains_as_on_cpus(flags: str) -> None:
-    assert_trains_as_on_cpus("simdev", flags)
+def test_trains_as_on_cpus(keras_pool: Any) -> None:
+    assert_trains_as_on_cpus("simdev", keras_pool)
 
 
-def assert_trains_as_on_cpus(device: str, flags: str) -> None:
-    env = environment("torch") | {"SDP_DEVICE_FLAGS": flags}
+def assert_trains_as_on_cpus(device: str, keras_pool: Any) -> None:
+    env = environment("torch")
     if device == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = "0"
-    names = list(OPTIONS) if flags == "1" else ["adam"]  # both ways have the same gradients
-    on_cpus, _ = run_ranks(WORLD, run_all, "cpu", names, env=env)
-    first, second = run_ranks(WORLD, run_all, device, names, env=env)
-    for mine, others, expected in zip(first, second, on_cpus, strict=True):
-        for value, other, on_cpu in zip(mine, others, expected, strict=True):
+    expected, _ = keras_pool("torch", WORLD).run(on_cpus)
+    first, second = run_ranks(WORLD, on_device, device, env=env)
+    for (name, mine), (_, others) in zip(first, second, strict=True):
+        for value, other, on_cpu in zip(mine, others, expected[name], strict=True):
             np.testing.assert_array_equal(value, other)
             np.testing.assert_allclose(value, on_cpu, rtol=1e-4, atol=1e-5)
