@@ -14,7 +14,7 @@ from sdp_plugins.core.regroup.roster import Roster
 from sdp_plugins.launch.elastic_workers import ElasticRanks, ElasticWorkers, Loss
 from sdp_plugins.launch.event_loop import signals_blocked
 from sdp_plugins.launch.report import FailedRank, FailureOrigin, how_it_ended, killed_by
-from sdp_plugins.launch.supervise import SURVIVOR_GRACE_S, Options, Supervisor
+from sdp_plugins.launch.supervise import Options, Supervisor
 from sdp_plugins.launch.worker_group import Ending
 
 LEFT_OUT_GRACE_S = 1.0  # for a rank that has been left out to say why it ends
@@ -125,7 +125,7 @@ class ElasticSupervisor(Supervisor):
             return
         few = f"fewer than {self.limits.least} ranks are left"
         text = f"{self.program}: {loss.text}; {few}. Hint: {loss.hint}"
-        self.end_by(Ending(text), now + SURVIVOR_GRACE_S)
+        self.end_by(Ending(text), now)
 
     @property
     def may_start(self) -> bool:
@@ -168,6 +168,7 @@ class ElasticSupervisor(Supervisor):
             self.say(f"{how}; the others go on")
         else:
             self.say(f"{how}; fewer than {self.limits.least} ranks are left")
+            self.end_all(time.monotonic())  # they do not fail by themselves, but would train on
             self.give_up(number, failure)
 
     def give_up(self, number: int, failure: FailedRank) -> None:

@@ -82,6 +82,8 @@ class TorchRendezvous:
         def check() -> None:
             if group.closed or group.failure is not None:
                 raise TimeoutError("the group has ended")
+            if ended := group.ended():
+                raise self._error(ended)
 
         names = self._context.names
         config = for_device_tensors(self._config, group.local_size) if for_devices else self._config
@@ -111,10 +113,13 @@ class TorchRendezvous:
                 time.sleep(0.005)
             ended = [one for one in world.ended() if one in self._members]
             if ended:
-                lost = [self._members.index(one) for one in ended]
-                what = f"{self._context.names.list(lost)} ended before the group was made"
-                return self._context.error(RendezvousFailure.lost(what, lost))
+                return self._error([self._members.index(one) for one in ended])
         return None
+
+    def _error(self, lost: Sequence[int]) -> SdpError:
+        """Return the error for ranks that have ended."""
+        what = f"{self._context.names.list(lost)} ended before the group was made"
+        return self._context.error(RendezvousFailure.lost(what, lost))
 
 
 def for_device_tensors(config: Config, local_ranks: int) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,20 @@ def test_the_others_go_on_when_no_more_are_started(script: Script) -> None:
     assert "sdp run: the job goes on with 3 ranks" in done.stderr
 
 
+WITHOUT_A_GRACE = """
+import runpy
+from sdp_plugins.launch import supervise
+supervise.SURVIVOR_GRACE_S = supervise.CAUSE_GRACE_S = 1e6  # for ranks that end by themselves
+runpy.run_module("sdp_plugins.launch", run_name="__main__")
+"""
+
+
 def test_too_few_are_left(script: Script) -> None:
+    """The others would train on, and are ended at once."""
     text = "def how(job): raise ValueError('the reason')\n" + COUNTING
-    done = launch("--elastic", "3:3", "--max-restarts", "0", script(text), "7", "1")
+    options = "--elastic", "3:3", "--max-restarts", "0"
+    launcher = [sys.executable, "-c", WITHOUT_A_GRACE, "run"]
+    done = launch(*options, script(text), "7", "1", launcher=launcher)
     assert done.returncode == 1
     assert "has ended: exit code 1; fewer than 3 ranks are left" in done.stderr
     last = done.stderr.rpartition("sdp run: rank 1 ")[2]

@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -530,6 +531,24 @@ def test_a_rank_gives_up_before_the_optimizer_is_made(rank_pool: Any) -> None:
     rank_pool(2).run(give_up_before)
 
 
+def die_while_others_make_it(rank: int, world: int) -> None:
+    """The error does not come at the time-out only."""
+    with process_group():
+        if rank == 1:
+            kill_self = partial(os.kill, os.getpid(), signal.SIGKILL)
+            dist.group.WORLD._extra_group = lambda name: kill_self()  # type: ignore[union-attr]
+        with pytest.raises(PeerLostError, match=r"rank 1 ended .* In ShardedOptimizer, this was"):
+            ShardedOptimizer(nn.Linear(9, 9), torch.optim.SGD)
+        say("told")
+
+
+def test_a_rank_dies_before_the_optimizer_is_made(start_pooled: Start) -> None:
+    with start_pooled(3, die_while_others_make_it) as ranks:
+        for rank in 0, 2:
+            assert ranks[rank].heard() == "told"
+            ranks[rank].result()
+
+
 def gather_state_alone(rank: int, world: int) -> None:
     with process_group():
         _, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
@@ -711,6 +730,48 @@ def give_back(rank: int, world: int) -> None:
 
 def test_moved_weights_leave_no_memory_behind(rank_pool: Any) -> None:
     rank_pool(2).run(give_back)
+
+
+def shared_memory() -> int:
+    """Bytes of files in memory that this process has, a part of those that others have, too."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return int(re.search(r"^Pss_Shmem:\s+(\d+)", rollup, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+
+
+def close_and_keep(rank: int, world: int, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """As by a scheduler, which has its optimizer."""
+    with process_group():
+        model = nn.Linear(2048, 2048, dtype=dtype)
+        dist.barrier()
+        before = shared_memory()
+        optimizer = ShardedOptimizer(model, torch.optim.AdamW, **options)
+        model(torch.ones(2, 2048, dtype=dtype)).sum().backward()
+        optimizer.step()
+        during, state = shared_memory(), optimizer.state_dict()
+        weights = copy.deepcopy(model.state_dict())
+        optimizer.close()
+        optimizer.zero_grad()
+        dist.barrier()
+        nbytes = model.weight.nbytes
+        after = shared_memory()
+        assert after - before < nbytes / 10 < nbytes < during - before, (before, during, after)
+        assert_same(optimizer.state_dict()["state"], state["state"])
+        assert_same(model.state_dict(), weights)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.float32, {}),
+        (torch.float32, {"by_parameter": True}),
+        (torch.bfloat16, {"master_weights": True}),
+    ],
+    ids=["by element", "by parameter", "with masters"],
+)
+def test_a_closed_optimizer_keeps_its_state_only(
+    rank_pool: Any, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    rank_pool(2).run(close_and_keep, dtype, options)
 
 
 class Conjugated(nn.Module):

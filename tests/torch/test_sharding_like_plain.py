@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -305,14 +306,42 @@ def pass_wrong_arguments(rank: int, world: int) -> None:
     optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"consolidate_state_dict\(\): .* no rank 5"):
         optimizer.consolidate_state_dict(5)
-    other = torch.optim.Adam(nn.Linear(4, 7).parameters())
+    other = torch.optim.SGD(nn.Linear(4, 7).parameters(), momentum=0.9)
     for parameter in other.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
     other.step()
-    with pytest.raises(ValueError, match=r"exp_avg of parameter 0 .*\(7, 4\).*\(7, 5\)"):
+    with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 .*\(7, 4\).*\(7, 5\)"):
         optimizer.load_state_dict(other.state_dict())
     with pytest.raises(TypeError, match=r"cannot be copied.*state_dict\(\)"):
         copy.deepcopy(optimizer)
+
+
+def load_what_others_wrote(rank: int, world: int) -> None:
+    """Classes whose settings have the same names may load each other's, as the plain ones do."""
+    kinds = torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adafactor
+    states = [kind(nn.Linear(5, 7).parameters(), lr=0.1).state_dict() for kind in kinds]
+    for kind, own in zip(kinds, states, strict=True):
+        optimizer = ShardedOptimizer(nn.Linear(5, 7), kind, lr=0.2)
+        for other in states:
+            if other is own:
+                continue
+            with pytest.raises(
+                ValueError, match=f"not of {kind.__name__}: it has no .*, but .* Hi"
+            ):
+                optimizer.load_state_dict(other)
+            assert optimizer.param_groups[0]["lr"] == 0.2
+        own["param_groups"][0].pop("weight_decay" if kind is torch.optim.SGD else "foreach", None)
+        optimizer.load_state_dict(own)
+        assert optimizer.param_groups[0]["lr"] == 0.1
+    adamw = ShardedOptimizer(nn.Linear(5, 7), torch.optim.AdamW)
+    adamw.load_state_dict(torch.optim.Adam(nn.Linear(5, 7).parameters(), lr=0.1).state_dict())
+
+
+def make_it_alone(rank: int, world: int) -> None:
+    text = (r"In ShardedOptimizer, this was the constructor: call it on all ranks\.", "barrier")
+    construct = partial(ShardedOptimizer, nn.Linear(5, 7), torch.optim.SGD, lr=0.1)
+    with pytest.raises(CollectiveMismatchError, match=text[rank]):
+        construct() if rank == 0 else dist.all_reduce(torch.zeros(1))
 
 
 def differ_in_construction(rank: int, world: int) -> None:
@@ -458,6 +487,8 @@ def test_the_program_of_the_page_runs_as_written(tmp_path: Path) -> None:
 
 
 CASES = [
+    load_what_others_wrote,
+    make_it_alone,
     differ_in_construction,
     call_what_others_do_not,
     scale_in_place,

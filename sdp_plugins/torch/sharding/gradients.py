@@ -382,8 +382,7 @@ class GradientBuckets:
 
     def leave_parameters(self) -> None:
         """Have backward passes leave gradients in ``parameter.grad`` again."""
-        with suppress(SdpError):  # of reductions that have failed, which a step has told
-            self.drop()
+        self.drop()
         for hook in self._hooks:
             hook.remove()
         for index in self.placeholders:
@@ -396,7 +395,8 @@ class GradientBuckets:
                 self._parameters[index].grad = None
         works = self._works
         self.begin()
-        _wait(works)
+        with suppress(SdpError):  # of reductions that have failed: every later step raises it
+            _wait(works)
 
 
 def _copy(target: Tensor, source: Tensor, start: int, stop: int) -> None:

@@ -59,6 +59,14 @@ class MasterWeights:
                 weights.copy_(master)
                 self._updated.add(master)
 
+    def leave_weights(self) -> set[Tensor]:
+        """Keep the copies only; returns them."""
+        self.follow()
+        copies = set(self._weights)
+        self._weights.clear()
+        self._seen.clear()
+        return copies
+
     def add_to(self, state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
         """An optimizer's state with the copies that were updated; plain ones expect no other."""
         copies = {master: {NAME: master.detach()} for master in self._updated}

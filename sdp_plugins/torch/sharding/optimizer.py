@@ -102,7 +102,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             plain = self._given = optimizer
         super().__init__(plain.param_groups, plain.defaults)
         plain.param_groups = self.param_groups  # one list, where its schedulers look
-        self._program, self._group, give_back = core_groups(group)
+        with naming("the constructor"):
+            self._program, self._group, give_back = core_groups(group)
         with ExitStack() as made:
             made.callback(give_back)
             self._share(made, model, plain, bucket_bytes, by_parameter, master_weights)
@@ -232,7 +233,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, also those that no step has used; on all ranks alike."""
-        self._averages.drop()
+        if self._end.alive:
+            self._averages.drop()
         super().zero_grad(set_to_none)
 
     @contextmanager
@@ -241,11 +243,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         The first backward pass outside reduces the sums.
         """
-        before, self._gradients.synchronizing = self._gradients.synchronizing, False
+        self._raise_if_closed("no_sync")
+        gradients = self._gradients
+        before, gradients.synchronizing = gradients.synchronizing, False
         try:
             yield
         finally:
-            self._gradients.synchronizing = before
+            gradients.synchronizing = before
 
     def synchronize_buffers(self) -> None:
         """Give all ranks rank 0's buffers before they evaluate together; a collective."""
@@ -256,11 +260,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the parameters to another optimizer, each rank with a copy of its own.
 
-        ``state_dict`` goes on to have the state.
+        ``state_dict`` goes on to have the state, which alone stays in memory.
         """
         if self._end.alive:
             self._end()
             self._weights.leave_tensors()
+            self._group = self._program
+            self._inner.leave_weights(self._group)
+            del self._weights, self._gradients, self._averages, self._buffers
 
     def _raise_if_closed(self, method: str) -> None:
         if not self._end.alive:
@@ -375,6 +382,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         def hold(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
             check_same_groups(loaded["param_groups"], self.param_groups)
+            self._inner.check_settings(loaded["param_groups"])
             self._loading = loaded["state"]
             return {**loaded, "state": {}}
 

@@ -75,6 +75,35 @@ class PieceOptimizer:
         self._optimizer.step()
         self._masters.write()
 
+    @torch.no_grad()
+    def leave_weights(self, group: Group) -> None:
+        """Keep the state, which is gathered by another group from now on."""
+        self._state.group = group
+        copies = self._masters.leave_weights()
+        for _, tensor in self.pieces:
+            tensor.grad = None
+            if tensor not in copies:  # which are a part of the state
+                tensor.data = tensor.new_empty(()).expand(tensor.shape)
+
+    def check_settings(self, groups: Groups) -> None:
+        """Refuse a checkpoint of another class of optimizer, with which plain ones fail in a step.
+
+        Raises:
+            ValueError: Its parameter groups have other settings, and lack some.
+        """
+        taken = copy.copy(self._optimizer)
+        loaded = [{**but_params(group), "params": []} for group in groups]
+        taken.__setstate__({"state": {}, "param_groups": loaded})  # adds what older versions lack
+        for group, mine in zip(loaded, self._optimizer.param_groups, strict=True):
+            missing = [name for name in taken.defaults if name in mine and name not in group]
+            others = [name for name in group if name not in mine]
+            if missing and others:
+                raise ValueError(
+                    f"load_state_dict(): the state is not of {type(taken).__name__}: it has no "
+                    f"{', '.join(missing)}, but {', '.join(others)}. Hint: load the state of the "
+                    "same class of optimizer, or begin with a new one."
+                )
+
     def use_settings(self, groups: Groups) -> None:
         """Take what schedulers and users have set in the program's parameter groups."""
         for outer, inner in zip(groups, self._optimizer.param_groups, strict=True):

@@ -28,6 +28,9 @@ class ShardedState:
         layout: Of the parameters.
         parameters: In the order of the optimizer's.
         pieces: This rank's, and their tensors.
+
+    Attributes:
+        group: See above; may be another one of the same ranks later.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class ShardedState:
         parameters: Sequence[Tensor],
         pieces: Sequence[tuple[Piece, Tensor]],
     ) -> None:
-        self._group, self._layout, self._parameters = group, layout, parameters
+        self.group, self._layout, self._parameters = group, layout, parameters
         self._pieces = pieces
 
     def gather(self, state: Mapping[Tensor, State], to: int | None = None) -> dict[int, State]:
@@ -61,11 +64,11 @@ class ShardedState:
                         continue
                     if name not in gathered:
                         gathered[name] = self._gather_bucket(index, name, kind, state, to)
-                    if to not in (None, self._group.rank):
+                    if to not in (None, self.group.rank):
                         continue
                     parameter = self._parameters[slot.parameter]
                     mine[name] = like(parameter, gathered[name], slot.start).clone()
-        return dict(sorted(whole.items())) if to in (None, self._group.rank) else {}
+        return dict(sorted(whole.items())) if to in (None, self.group.rank) else {}
 
     def scatter(self, whole: Mapping[Any, State], loads: bool) -> dict[Tensor, State]:
         """This rank's part of the state of all parameters, by the tensor of each piece.
@@ -105,7 +108,7 @@ class ShardedState:
 
     def _gather_parameters(self, state: Mapping[Tensor, State], to: int | None) -> dict[int, State]:
         """The state of parameters, of which each is one rank's."""
-        group = self._group
+        group = self.group
         mine = {
             piece.slot.parameter: {name: _alone(value) for name, value in state[tensor].items()}
             for piece, tensor in self._pieces
@@ -130,7 +133,7 @@ class ShardedState:
                 kind = value.dtype if _of_each_element(name, value, tensor) else value
                 mine.setdefault(piece.slot.parameter, {})[name] = kind
         merged: dict[int, State] = {}
-        for blob in self._group.exchange(pickle.dumps(mine)):
+        for blob in self.group.exchange(pickle.dumps(mine)):
             merged |= pickle.loads(blob)
         return merged
 
@@ -143,7 +146,7 @@ class ShardedState:
         to: int | None,
     ) -> Tensor:
         """One state of all of a bucket's elements; of this rank's shard, on ranks that get none."""
-        bucket, group = self._layout.buckets[index], self._group
+        bucket, group = self._layout.buckets[index], self.group
         start, stop = bucket.shard(group.rank)
         mine = torch.zeros(stop - start, dtype=dtype)
         for piece, tensor in self._pieces:
