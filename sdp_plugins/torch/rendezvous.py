@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ class TorchRendezvous:
             RendezvousError: The ranks did not find each other.
         """
         context = self._context
-        try:
+        with self._naming_lost(self._ended_members):
             with store_failures(context):
                 store = TorchStore.of_new_group(self._options.store, context.rank, self._answer_s)
             self._store = store
@@ -63,11 +64,6 @@ class TorchRendezvous:
             return Group.from_exchange(
                 self._meeting, rank, context.names, self._timeout_s, network, self._config
             )
-        except Exception as error:
-            # If a rank that has ended served the store, the store's error comes first.
-            if not isinstance(error, PeerLostError) and (lost := self._lost(LOOKS)):
-                raise lost from error
-            raise
 
     def make_extra_group(self, group: Group, name: str, for_devices: bool = False) -> Group:
         """Create another group of the same ranks; called on all of them.
@@ -87,7 +83,8 @@ class TorchRendezvous:
 
         names = self._context.names
         config = for_device_tensors(self._config, group.local_size) if for_devices else self._config
-        return self._make(name, replace(names, group=f"{names.group}, {name}"), check, config)
+        with self._naming_lost(group.ended):
+            return self._make(name, replace(names, group=f"{names.group}, {name}"), check, config)
 
     def _make(self, key: str, names: RankNames, check: Callable[[], None], config: Config) -> Group:
         store, rank = self._store.under(key, check), self._context.rank
@@ -100,21 +97,29 @@ class TorchRendezvous:
         return MpiNetwork() if by_mpi else GlooNetwork(store)
 
     def _check_members(self) -> None:
-        if lost := self._lost():
-            raise lost
+        if ended := self._ended_members():
+            raise self._error(ended)
 
-    def _lost(self, looks: int = 1) -> SdpError | None:
-        """Return the error for a member that has ended, as the default group reports it."""
+    def _ended_members(self) -> list[int]:
+        """Return the ranks of a new group that have ended, as the default group reports them."""
         world = smddp_group()
         if not self._members or world is None:
-            return None
-        for look in range(looks):
-            if look:
+            return []
+        return [self._members.index(one) for one in world.ended() if one in self._members]
+
+    @contextmanager
+    def _naming_lost(self, ended: Callable[[], Sequence[int]]) -> Iterator[None]:
+        """Have an error name ranks that have ended, if any: one that ends may serve the store."""
+        try:
+            yield
+        except PeerLostError:
+            raise
+        except Exception as error:
+            for _ in range(LOOKS):  # the store's error may come first
+                if lost := ended():
+                    raise self._error(lost) from error
                 time.sleep(0.005)
-            ended = [one for one in world.ended() if one in self._members]
-            if ended:
-                return self._error([self._members.index(one) for one in ended])
-        return None
+            raise
 
     def _error(self, lost: Sequence[int]) -> SdpError:
         """Return the error for ranks that have ended."""
