@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import Store
 
-from sdp_plugins.core import Group, PeerLostError, SdpError
+from sdp_plugins.core import Group, PeerLostError
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.internode.network_choice import mpi_is_there
@@ -78,8 +78,7 @@ class TorchRendezvous:
         def check() -> None:
             if group.closed or group.failure is not None:
                 raise TimeoutError("the group has ended")
-            if ended := group.ended():
-                raise self._error(ended)
+            self._raise_if_lost(group.ended())
 
         names = self._context.names
         config = for_device_tensors(self._config, group.local_size) if for_devices else self._config
@@ -97,8 +96,7 @@ class TorchRendezvous:
         return MpiNetwork() if by_mpi else GlooNetwork(store)
 
     def _check_members(self) -> None:
-        if ended := self._ended_members():
-            raise self._error(ended)
+        self._raise_if_lost(self._ended_members())
 
     def _ended_members(self) -> list[int]:
         """Return the ranks of a new group that have ended, as the default group reports them."""
@@ -116,15 +114,14 @@ class TorchRendezvous:
             raise
         except Exception as error:
             for _ in range(LOOKS):  # the store's error may come first
-                if lost := ended():
-                    raise self._error(lost) from error
+                self._raise_if_lost(ended(), error)
                 time.sleep(0.005)
             raise
 
-    def _error(self, lost: Sequence[int]) -> SdpError:
-        """Return the error for ranks that have ended."""
-        what = f"{self._context.names.list(lost)} ended before the group was made"
-        return self._context.error(RendezvousFailure.lost(what, lost))
+    def _raise_if_lost(self, ended: Sequence[int], cause: Exception | None = None) -> None:
+        if ended:
+            what = f"{self._context.names.list(ended)} ended before the group was made"
+            raise self._context.error(RendezvousFailure.lost(what, ended)) from cause
 
 
 def for_device_tensors(config: Config, local_ranks: int) -> Config:

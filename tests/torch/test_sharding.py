@@ -11,7 +11,6 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -472,8 +471,19 @@ def die(rank: int, world: int) -> None:
         say("told")
 
 
-def test_a_rank_dies_in_its_update(start_pooled: Start) -> None:
-    with start_pooled(3, die) as ranks:
+def die_while_others_make_it(rank: int, world: int) -> None:
+    """The error does not come at the time-out only."""
+    with process_group() as group:
+        if rank == 1:
+            group._extra_group = lambda name: os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError, match=r"rank 1 ended .* In ShardedOptimizer, this was"):
+            ShardedOptimizer(nn.Linear(9, 9), torch.optim.SGD)
+        say("told")
+
+
+@pytest.mark.parametrize("function", [die, die_while_others_make_it], ids=["update", "making"])
+def test_a_rank_dies(start_pooled: Start, function: Any) -> None:
+    with start_pooled(3, function) as ranks:
         for rank in 0, 2:
             assert ranks[rank].heard() == "told"
             ranks[rank].result()
@@ -529,24 +539,6 @@ def give_up_before(rank: int, world: int) -> None:
 
 def test_a_rank_gives_up_before_the_optimizer_is_made(rank_pool: Any) -> None:
     rank_pool(2).run(give_up_before)
-
-
-def die_while_others_make_it(rank: int, world: int) -> None:
-    """The error does not come at the time-out only."""
-    with process_group():
-        if rank == 1:
-            kill_self = partial(os.kill, os.getpid(), signal.SIGKILL)
-            dist.group.WORLD._extra_group = lambda name: kill_self()  # type: ignore[union-attr]
-        with pytest.raises(PeerLostError, match=r"rank 1 ended .* In ShardedOptimizer, this was"):
-            ShardedOptimizer(nn.Linear(9, 9), torch.optim.SGD)
-        say("told")
-
-
-def test_a_rank_dies_before_the_optimizer_is_made(start_pooled: Start) -> None:
-    with start_pooled(3, die_while_others_make_it) as ranks:
-        for rank in 0, 2:
-            assert ranks[rank].heard() == "told"
-            ranks[rank].result()
 
 
 def gather_state_alone(rank: int, world: int) -> None:
@@ -713,8 +705,19 @@ def test_weights_and_state_of_a_node_are_those_of_one_process(rank_pool: Any, wo
 
 def own_memory() -> int:
     """Bytes of this process that no other has."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"^RssAnon:\s+(\d+)", status, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+    return memory_in("status", "RssAnon")
+
+
+def shared_memory() -> int:
+    """Bytes of files in memory that this process has, a part of those that others have, too."""
+    return memory_in("smaps_rollup", "Pss_Shmem")
+
+
+def memory_in(file: str, kind: str) -> int:
+    """Bytes of this process, as Linux counts them."""
+    found = re.search(rf"^{kind}:\s+(\d+)", Path("/proc/self", file).read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
 
 
 def give_back(rank: int, world: int) -> None:
@@ -730,12 +733,6 @@ def give_back(rank: int, world: int) -> None:
 
 def test_moved_weights_leave_no_memory_behind(rank_pool: Any) -> None:
     rank_pool(2).run(give_back)
-
-
-def shared_memory() -> int:
-    """Bytes of files in memory that this process has, a part of those that others have, too."""
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    return int(re.search(r"^Pss_Shmem:\s+(\d+)", rollup, re.MULTILINE)[1]) * 1024  # type: ignore[index]
 
 
 def close_and_keep(rank: int, world: int, dtype: torch.dtype, options: dict[str, Any]) -> None:

@@ -269,6 +269,7 @@ def use_after_close(rank: int, world: int) -> None:
         "clip_grad_value_": lambda: optimizer.clip_grad_value_(0.1),
         "load_state_dict": lambda: optimizer.load_state_dict(state),
         "synchronize_buffers": optimizer.synchronize_buffers,
+        "no_sync": lambda: optimizer.no_sync().__enter__(),
     }
     for name, call in calls.items():
         with pytest.raises(
