@@ -1,5 +1,6 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
+import difflib
 import os
 import sys
 import uuid
@@ -53,6 +54,7 @@ def sdp(
 # `check_script` refuses unknown options before it, which may be meant for the script.
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def run(
+    context: typer.Context,
     command: Annotated[
         list[str],
         typer.Argument(metavar="SCRIPT", help="A Python script and its arguments."),
@@ -199,7 +201,7 @@ def run(
     SIGUSR1, the command shows what the ranks wait for, and their Python stacks. In the background
     of a shell script a job ignores SIGINT, as every program does there: end it with SIGTERM.
     """
-    check_script(command, module)
+    check_script(command, module, context)
     on_hosts = hosts is not None or hostfile is not None  # empty ones are refused
     if on_hosts:
         if metrics_port is not None:
@@ -313,16 +315,17 @@ def announced_default(command: Sequence[str]) -> int:
     return ranks
 
 
-def check_script(command: Sequence[str], module: bool) -> None:
+def check_script(command: Sequence[str], module: bool, context: typer.Context) -> None:
     """Check that the script or module exists, and that no unknown option precedes it.
 
     Raises:
         typer.BadParameter: There is no such script.
     """
     if command[0].startswith("-"):
-        raise typer.BadParameter(
-            f"sdp run has no option {command[0]}. Hint: options of the script go after it."
-        )
+        known = [name for parameter in context.command.params for name in parameter.opts]
+        meant = difflib.get_close_matches(command[0].split("=")[0], known, 1, cutoff=0.75)
+        hint = f"did you mean {meant[0]}?" if meant else "options of the script go after it."
+        raise typer.BadParameter(f"sdp run has no option {command[0]}. Hint: {hint}")
     if not module and not Path(command[0]).exists():
         python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"
         raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")

@@ -181,6 +181,7 @@ def test_ranks_that_cannot_be_started(script: Script, files: int) -> None:
         (["x.py"], "there is no script 'x.py'"),
         (["--lr", "0.1", __file__], "no option --lr. Hint: options of the script go after it."),
         (["-m", "-z", "tests"], "no option -z. Hint: options of the script go after it."),
+        (["--rank=2", __file__], "no option --rank=2. Hint: did you mean --ranks?"),
         (["--nproc-per-node", "2", "--hosts", "a,b", __file__], "--nproc-per-node is for this"),
         (["-n", "2"], "SCRIPT"),
     ],

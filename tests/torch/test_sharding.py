@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import CollectiveMismatchError, PeerLostError, SdpError
 from sdp_plugins.torch import ShardedOptimizer
+from sdp_plugins.torch.sharding import optimizer as optimizer_module
 from sdp_plugins.torch.sharding.checks import BY_ELEMENT
 from sdp_plugins.torch.sharding.layout import ALIGNMENT, lay_out
 from sdp_plugins.torch.sharding.weights import touch
@@ -471,17 +473,21 @@ def die(rank: int, world: int) -> None:
         say("told")
 
 
-def die_while_others_make_it(rank: int, world: int) -> None:
+def die_while_others_make_it(moment: str, rank: int, world: int) -> None:
     """The error does not come at the time-out only."""
     with process_group() as group:
         if rank == 1:
-            group._extra_group = lambda name: os.kill(os.getpid(), signal.SIGKILL)
+            place = {"_extra_group": group, "lay_out": optimizer_module}[moment]
+            setattr(place, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(PeerLostError, match=r"rank 1 ended .* In ShardedOptimizer, this was"):
             ShardedOptimizer(nn.Linear(9, 9), torch.optim.SGD)
         say("told")
 
 
-@pytest.mark.parametrize("function", [die, die_while_others_make_it], ids=["update", "making"])
+MAKING = [partial(die_while_others_make_it, moment) for moment in ("_extra_group", "lay_out")]
+
+
+@pytest.mark.parametrize("function", [die, *MAKING], ids=["update", "making-group", "making"])
 def test_a_rank_dies(start_pooled: Start, function: Any) -> None:
     with start_pooled(3, function) as ranks:
         for rank in 0, 2:

@@ -102,9 +102,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             plain = self._given = optimizer
         super().__init__(plain.param_groups, plain.defaults)
         plain.param_groups = self.param_groups  # one list, where its schedulers look
-        with naming("the constructor"):
+        with naming("the constructor"), ExitStack() as made:
             self._program, self._group, give_back = core_groups(group)
-        with ExitStack() as made:
             made.callback(give_back)
             self._share(made, model, plain, bucket_bytes, by_parameter, master_weights)
             self._end = weakref.finalize(self, made.pop_all().close)
