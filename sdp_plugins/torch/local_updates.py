@@ -26,8 +26,8 @@ from sdp_plugins.torch.sharding.checks import parameters_of
 from sdp_plugins.torch.sharding.gradients import is_sharded
 from sdp_plugins.torch.tensors import overlap
 
-_COUNTED: WeakSet[torch.optim.Optimizer] = WeakSet()
-"""The optimizers whose steps count."""
+_OPEN: WeakSet[LocalUpdates] = WeakSet()
+"""Those that exchange parameters."""
 
 
 class LocalUpdates:
@@ -55,7 +55,7 @@ class LocalUpdates:
     Args:
         model: The model, whose parameters require gradients now or never. All ranks begin with
             rank 0's parameters and buffers, and take its buffers over in each round.
-        optimizer: Whose steps count.
+        optimizer: Whose steps count; of several, the one that steps last.
         every: Steps from one outer step to the next one.
         outer: ``"average"`` (local SGD), ``"nesterov"`` (DiLoCo), or an `OuterStep`.
         wire: How values travel between nodes: ``"int8"``, ``"int4"``, ``"fp8"``, ``"bf16"`` or
@@ -89,7 +89,13 @@ class LocalUpdates:
         options = Options(parse_wire(wire))
         _check_model(model, group)
         _check_optimizer(model, optimizer)
-        parameters = _ModelParameters(model, fragments)
+        self._parameters = parameters = _ModelParameters(model, fragments)
+        if any(parameters.shares(other._parameters) for other in _OPEN):
+            raise ValueError(
+                "local updates: another LocalUpdates exchanges parameters of this model already. "
+                "Hint: one serves all optimizers of a model: give it the one that steps last. Or "
+                "close() the other one first."
+            )
         parent = core_group(group)
         with background():
             self._group: Any = dist.new_group(
@@ -112,9 +118,8 @@ class LocalUpdates:
         except BaseException:
             self._leave_group()
             raise
-        self._optimizer = optimizer
         self._hook = optimizer.register_step_post_hook(self._after_step)
-        _COUNTED.add(optimizer)
+        _OPEN.add(self)
 
     @property
     def steps(self) -> int:
@@ -153,9 +158,7 @@ class LocalUpdates:
                 different steps.
             ValueError: The states of all ranks are of other arguments.
         """
-        if "anchors" in state:
-            state = _converted(dict(state), lambda kept: kept.cpu().numpy())
-        self._updates.load_state_dict(state)
+        self._updates.load_state_dict(_converted(state, lambda kept: kept.cpu().numpy()))
 
     def close(self) -> None:
         """Exchange nothing any more: the optimizer's steps are this rank's alone.
@@ -163,7 +166,7 @@ class LocalUpdates:
         It waits for the exchange that is on its way, at most as long as a collective.
         """
         self._hook.remove()
-        _COUNTED.discard(self._optimizer)
+        _OPEN.discard(self)
         self._updates.close()
         self._leave_group()
 
@@ -198,6 +201,10 @@ class _ModelParameters:
         self._fragments = [[found[index] for index in part] for part in parts]
         counts = [sum(map(Tensor.numel, parameters)) for parameters in self._fragments]
         self.counts: Sequence[int] = counts
+
+    def shares(self, other: _ModelParameters) -> bool:
+        """Whether another one has some of these parameters."""
+        return not set(self._all).isdisjoint(other._all)
 
     def read(self, fragment: int, values: Floats) -> None:
         """Write a fragment's values to `values`."""
@@ -275,11 +282,6 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
             "local updates: the optimizer has no parameter of the model. Hint: make it from "
             "model.parameters(), after the model is in its final place."
         )
-    if optimizer in _COUNTED:
-        raise ValueError(
-            "local updates: another LocalUpdates counts this optimizer's steps. Hint: close() it "
-            "before making this one."
-        )
 
 
 def _check_model(model: nn.Module, group: Any) -> None:
@@ -307,7 +309,9 @@ def _check_model(model: nn.Module, group: Any) -> None:
             )
 
 
-def _converted(state: dict[str, Any], convert: Any) -> dict[str, Any]:
-    arrays = {name: list(map(convert, state[name])) for name in ("anchors", "momenta")}
-    gap = None if state["gap"] is None else convert(state["gap"])
-    return {**state, **arrays, "gap": gap}
+def _converted(state: Mapping[str, Any], convert: Any) -> dict[str, Any]:
+    lists = {"anchors", "momenta"} & state.keys()
+    arrays = {name: list(map(convert, state[name])) for name in lists}
+    if state.get("gap") is not None:
+        arrays["gap"] = convert(state["gap"])
+    return {**state, **arrays}

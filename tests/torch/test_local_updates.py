@@ -349,6 +349,13 @@ def run_foreign_states(rank: int, world: int) -> None:
         match = r"rank 0: load_state_dict\(\) of step 0, .*; rank 1: load_state_dict\(\) of step 1"
         with pytest.raises(CollectiveMismatchError, match=match):
             local.load_state_dict(local.state_dict())
+        for name in state:
+            rest = {other: value for other, value in state.items() if other != name}
+            match = f"no state of local updates: it lacks '{name}'"
+            with pytest.raises(ValueError, match=match):
+                local.load_state_dict(rest)
+            with pytest.raises(CollectiveMismatchError, match=match):
+                local.load_state_dict(rest if rank else state)
         with pytest.raises(ValueError, match="no state of local updates"):
             local.load_state_dict(optimizer.state_dict())
         other = LocalUpdates(*make(), every=5)
@@ -378,11 +385,19 @@ def run_misuse(rank: int, world: int) -> None:
         refused("outer=None: it must be", outer=None)
         refused("wire='int3' cannot be used. Hint: int8, int4", wire="int3")
         refused("wire='int8 feedback' cannot be used", wire="int8 feedback")
+        refused("wire=8 cannot be used. Hint: int8", wire=8)
+        for wrong in ("a", None, -1.0, float("nan")):
+            with pytest.raises(ValueError, match=rf"lr={wrong!r}.*: it must have a positive rate"):
+                OuterStep(lr=wrong)  # type: ignore[arg-type]
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("every=2.5: it must be an integer", every=2.5)
         refused("the optimizer has no parameter of the model", make()[0])
         first = LocalUpdates(model, optimizer)
-        refused("another LocalUpdates counts this optimizer's steps. Hint: close", every=2)
+        twice = "another LocalUpdates exchanges parameters of this model already. Hint: one serves"
+        refused(twice, every=2)
+        other = torch.optim.SGD(model.parameters(), 0.1)
+        with pytest.raises(ValueError, match=twice):
+            LocalUpdates(model, other)
         first.close()
         LocalUpdates(model, optimizer).close()
         alone = [dist.new_group([one]) for one in range(world)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +30,14 @@ class OuterStep:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("lr", "momentum"):
-            object.__setattr__(self, name, float(getattr(self, name)))  # 1 is the same as 1.0
-        if not (0 < self.lr < math.inf and 0 <= self.momentum < 1):
-            raise ValueError(
-                f"{self}: it must have a positive rate, and a momentum of at least 0 and less "
-                "than 1."
-            )
+        with suppress(TypeError, ValueError):
+            for name in ("lr", "momentum"):
+                object.__setattr__(self, name, float(getattr(self, name)))  # 1 is the same as 1.0
+            if 0 < self.lr < math.inf and 0 <= self.momentum < 1:
+                return
+        raise ValueError(
+            f"{self}: it must have a positive rate, and a momentum of at least 0 and less than 1."
+        )
 
     @classmethod
     def parse(cls, outer: OuterStep | str) -> OuterStep:

@@ -31,6 +31,9 @@ _EACH_ITS_OWN = (
     "ranks or on none"
 )
 _ALIKE = "pass the same arguments and build the same model on all ranks"
+_ENTRIES = frozenset(
+    ("settings", "rank", "world_size", "steps", "exchange", "gap", "anchors", "momenta")
+)
 _CLOSE_FIRST = "close the local updates before the process group is destroyed"
 
 
@@ -252,8 +255,8 @@ class LocalUpdates:
 
     def _problem(self, state: Mapping[str, Any]) -> str:
         """Why the state is not this rank's."""
-        if "anchors" not in state:
-            return "what is no state of local updates"
+        if missing := _ENTRIES - state.keys():
+            return f"what is no state of local updates: it lacks {min(missing)!r}"
         wrong = ((name, mine) for name, mine in self._identity().items() if state[name] != mine)
         return next((f"a state whose {n} is {state[n]}, not {mine}" for n, mine in wrong), "")
 

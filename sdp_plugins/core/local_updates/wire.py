@@ -17,7 +17,7 @@ def parse_wire(wire: str | None) -> str:
         ValueError: There is no such type, or it has options.
     """
     with suppress(ValueError):
-        parsed = WireDType.parse(wire or "none")
+        parsed = WireDType.parse(str(wire or "none"))
         if parsed is None or not parsed.has_options:
             return str(parsed or "none")
     raise ValueError(f"wire={wire!r} cannot be used. Hint: int8, int4, fp8, bf16, fp16, or None.")
