@@ -87,10 +87,11 @@ class _Linear(torch.autograd.Function):
         rows, columns = gradient.reshape(-1, ctx.outputs), given.reshape(-1, given.shape[-1])
         of_given, of_weight, of_bias = ctx.needs_input_grad[:3]
         is_wanted = of_weight and ctx.destination.is_wanted() is not False
+        summed = rows if given.is_contiguous() else gradient  # in the order of torch's sum
         return (
             rows.mm(weight).view(given.shape) if of_given else None,
             _product(rows.t(), columns, ctx.destination) if is_wanted else None,
-            rows.sum(0) if of_bias else None,
+            summed.sum_to_size(ctx.outputs) if of_bias else None,
             None,
         )
 
@@ -155,7 +156,10 @@ class _Forward:
         return (
             torch.is_grad_enabled()
             and type(given) is Tensor
+            and given.layout is torch.strided
+            and not given.is_nested
             and _is_plain(self._layer)
+            and (type(self._layer) is nn.Embedding or _is_by_rows(given, self._weight))
             and self._layer.weight is self._weight
             and self._weight.requires_grad
             and not torch.is_autocast_enabled("cpu")
@@ -183,8 +187,7 @@ class DirectGradients:
         self.hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forwards: list[tuple[nn.Module, _Forward]] = []
         for layer, weight in _layers_of(model):
-            is_dense = weight.device.type == "cpu" and weight.is_contiguous()
-            if weight not in find or weight.nbytes < DIRECT_NBYTES or not is_dense:
+            if weight not in find or weight.nbytes < DIRECT_NBYTES or not _is_real_array(weight):
                 continue
             if weight not in self.destinations:
                 self.destinations[weight] = Destination(weight, find[weight])
@@ -212,6 +215,15 @@ def _layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
         own = MethodType(type(layer).forward, layer)  # as in copies of such a layer
         if layer.__dict__.get("forward", own) == own or isinstance(layer.forward, _Forward):
             yield layer, layer.weight
+
+
+def _is_real_array(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.is_contiguous() and weight.is_floating_point()
+
+
+def _is_by_rows(given: Tensor, weight: Tensor) -> bool:
+    """Whether torch multiplies as `_Linear` does; it transposes products with columns."""
+    return weight.shape[1] > 1 and (given.dim() != 2 or given.stride(0) != 1)
 
 
 def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Embedding]:

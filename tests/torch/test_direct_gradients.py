@@ -430,6 +430,41 @@ def test_hooks_of_parameters(rank_pool: Any) -> None:
     rank_pool(2).run(hook)
 
 
+def forms(rank: int, world: int) -> None:
+    """Inputs that are no arrays, and those of which torch makes and adds up other products."""
+    of_columns: list[Any] = []
+    with both_ways() as pairs:
+        for model, optimizer in pairs:
+            ours = int(isinstance(optimizer, ShardedOptimizer))
+            x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0))
+            parts = x.view(2, 3, WIDTH).transpose(0, 1)
+            columns = x.t().contiguous().t().requires_grad_()
+            inputs = [
+                (x.to_sparse(), 0),
+                (x.to_sparse_csr(), 0),
+                (x.to_mkldnn(), 0),
+                (torch.nested.nested_tensor([x[:2], x[2:]]), 0),
+                (columns, 0),
+                (parts, ours),
+            ]
+            for given, count in inputs:
+                found = model.wide(given)
+                if given.is_nested:
+                    found = torch.nested.to_padded_tensor(found, 0.0)
+                elif found.is_mkldnn:
+                    found = found.to_dense()
+                with writes(count):
+                    (found.transpose(0, -1).contiguous().sin() * 0.1).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            of_columns.append(columns.grad)
+        assert_same(*of_columns)
+
+
+def test_forms_of_inputs(rank_pool: Any) -> None:
+    rank_pool(2).run(forms)
+
+
 # ---- the layers ---------------------------------------------------------------------------------
 
 
@@ -449,6 +484,7 @@ def choose(rank: int, world: int) -> None:
                 "limited": nn.Embedding(WORDS, WIDTH, max_norm=1.0),
                 "scaled": nn.Embedding(WORDS, WIDTH, scale_grad_by_freq=True),
                 "frozen": nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+                "complex": nn.Linear(WIDTH, WIDTH, dtype=torch.complex64),
                 "patched": nn.Linear(WIDTH, WIDTH),
             }
         )
