@@ -90,12 +90,7 @@ class LocalUpdates:
         _check_model(model, group)
         _check_optimizer(model, optimizer)
         self._parameters = parameters = _ModelParameters(model, fragments)
-        if any(parameters.shares(other._parameters) for other in _OPEN):
-            raise ValueError(
-                "local updates: another LocalUpdates exchanges parameters of this model already. "
-                "Hint: one serves all optimizers of a model: give it the one that steps last. Or "
-                "close() the other one first."
-            )
+        _check_others(parameters)
         parent = core_group(group)
         with background():
             self._group: Any = dist.new_group(
@@ -281,6 +276,15 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
         raise ValueError(
             "local updates: the optimizer has no parameter of the model. Hint: make it from "
             "model.parameters(), after the model is in its final place."
+        )
+
+
+def _check_others(parameters: _ModelParameters) -> None:
+    if any(parameters.shares(other._parameters) for other in _OPEN):
+        raise ValueError(
+            "local updates: another LocalUpdates exchanges parameters of this model already. Hint: "
+            "one serves all optimizers of a model: give it the one that steps last. Or close() the "
+            "other one first."
         )
 
 

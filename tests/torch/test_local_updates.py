@@ -386,9 +386,10 @@ def run_misuse(rank: int, world: int) -> None:
         refused("wire='int3' cannot be used. Hint: int8, int4", wire="int3")
         refused("wire='int8 feedback' cannot be used", wire="int8 feedback")
         refused("wire=8 cannot be used. Hint: int8", wire=8)
-        for wrong in ("a", None, -1.0, float("nan")):
+        rates: tuple[Any, ...] = ("a", None, -1.0, float("nan"))
+        for wrong in rates:
             with pytest.raises(ValueError, match=rf"lr={wrong!r}.*: it must have a positive rate"):
-                OuterStep(lr=wrong)  # type: ignore[arg-type]
+                OuterStep(lr=wrong)
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("every=2.5: it must be an integer", every=2.5)
         refused("the optimizer has no parameter of the model", make()[0])
